@@ -16,7 +16,7 @@ REGISTRY: Registry[Attack, AttackCard] = Registry(
     {
         "accept-set": "fdaudit.attacks.membership.accept_set:AcceptSet",
         "analytic": "fdaudit.attacks.gradient_inversion.analytic:AnalyticRecovery",
-        "augmentation": "fdaudit.attacks.label_only.augmentation:Augmentation",
+        "augmentation": "fdaudit.attacks.label_only.augmentation:AugmentedCopies",
         "boundary-distance": "fdaudit.attacks.label_only.boundary:BoundaryDistance",
         "brep-mi": "fdaudit.attacks.model_inversion.brep_mi:BREPMI",
         "calibrated-loss": "fdaudit.attacks.membership.lira:CalibratedLoss",

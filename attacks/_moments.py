@@ -75,7 +75,7 @@ def state_gradient(view: View, upload: Message, origin: Message, target: str) ->
     states = with_payload(view.select(kind=_KIND, sender=target, round=upload.round))
     if not states or upload.kind == "gradient":
         return None
-    read = _Reading.of(view, states[0], upload, origin)
+    read = _SteppedState.of(view, states[0], upload, origin)
     if isinstance(read, str):
         return f"{read}: the state, message {states[0].seq}, was not read"
     candidates = _states_before(view, min(states[0].seq, upload.seq), upload, target)
@@ -110,7 +110,7 @@ def _states_before(view: View, first: int, upload: Message, target: str) -> list
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Reading:
+class _SteppedState:
     """A client's state after its step, with the upload beside it."""
 
     state: Message
@@ -128,7 +128,7 @@ class _Reading:
     upload_defended: bool = field(default=False)
 
     @classmethod
-    def of(cls, view: View, state: Message, upload: Message, origin: Message) -> _Reading | str:
+    def of(cls, view: View, state: Message, upload: Message, origin: Message) -> _SteppedState | str:
         settings, start = view.hyperparameters, view.tensors(origin)
         moments = _moments(view.tensors(state))
         stated, optimizer = settings.get("optimizer"), optimizer_in(settings)

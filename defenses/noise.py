@@ -58,7 +58,7 @@ class LaplaceNoiseConfig(NoiseConfig):
     """B: every value is clipped to ±B first, a public constant. None: no clip, no guarantee."""
 
 
-class _Noise(Configured[Settings]):
+class _AdditiveNoise(Configured[Settings]):
     """Base of additive noise: each value is clipped, noised and sent in its own dtype, whole numbers in int64."""
 
     def release(self, kind: str, tensors: Mapping[str, Tensor], noise: SecretStream) -> Released:
@@ -88,7 +88,7 @@ def _each_clipped(values: Mapping[str, Tensor], bound: float) -> dict[str, Tenso
     return {n: finite(t).clamp(-bound, bound) for n, t in values.items()}
 
 
-class GaussianNoise(_Noise[GaussianNoiseConfig]):
+class GaussianNoise(_AdditiveNoise[GaussianNoiseConfig]):
     """Adds independent Gaussian noise to every value of a message, after clipping the whole message or each value.
 
     With a clip C of the whole message, replacing everything the client holds moves the message by at most 2C. One
@@ -148,7 +148,7 @@ class GaussianNoise(_Noise[GaussianNoiseConfig]):
         )
 
 
-class LaplaceNoise(_Noise[LaplaceNoiseConfig]):
+class LaplaceNoise(_AdditiveNoise[LaplaceNoiseConfig]):
     """Adds independent Laplace noise of scale 1/γ to every value of a message, after clipping each value.
 
     With a clip B, replacing all data behind the message moves each of its n values by at

@@ -29,7 +29,7 @@ from .readings import auxiliary_distance, find_readings, likeliest, relative_dis
 from .statistics import BatchStatistics, shown_statistics
 from .training_mode import invertible_network, lone_record
 from .trials import compositions, peers, tuned
-from .tuning import RECORDS, Settings, first_images
+from .tuning import RECORDS, SearchSettings, first_images
 from .updates import SMOOTHING, ClientSteps, UpdateMap
 from .uploads import (
     Upload,
@@ -186,11 +186,11 @@ class _Inversion:
         tensors: list[Tensor | Mapping[str, Tensor]] = [*auxiliary, readings[0].start, readings[0].sent]
         return likeliest(readings, computed_once(card, tensors, make)["distances"].tolist())
 
-    def _settings(self, upload: Upload) -> tuple[Settings, int]:
+    def _settings(self, upload: Upload) -> tuple[SearchSettings, int]:
         """Return the settings for an upload, and the number of auxiliary records that they were chosen on."""
         cfg, auxiliary = self.config, self.knowledge.auxiliary
-        if not cfg.tune or auxiliary is None or len(cfg.given) == len(Settings().tensors()):
-            return Settings(**cfg.given), 0
+        if not cfg.tune or auxiliary is None or len(cfg.given) == len(SearchSettings().tensors()):
+            return SearchSettings(**cfg.given), 0
         alike = peers(self.view, upload, cfg.round, cfg.max_images)
         records = RECORDS // 2 if self._as_one_step(upload) else RECORDS
         labels = compositions(alike, self.module, self.probes, auxiliary, records)
@@ -212,12 +212,12 @@ class _Inversion:
         many = len(upload.training.batches) > self.config.simulated_steps
         return many and upload.update is not None and not upload.training.adaptive
 
-    def _inverted(self, upload: Upload, settings: Settings) -> Matched:
+    def _inverted(self, upload: Upload, settings: SearchSettings) -> Matched:
         invert = partial(self._invert, upload, settings)
         card = {**self.config.model_dump(mode="json"), **asdict(settings)}
         return matched_once(InvertingGradients.card.name, card, self.knowledge, upload, invert)
 
-    def _invert(self, upload: Upload, settings: Settings, generator: torch.Generator) -> Matched:
+    def _invert(self, upload: Upload, settings: SearchSettings, generator: torch.Generator) -> Matched:
         auxiliary, prior = self.knowledge.auxiliary, None
         labels = labels_behind(upload, self.module, upload.training.images, self.probes, auxiliary)
         if auxiliary is not None:
@@ -264,7 +264,7 @@ class _Inversion:
         return relative_distance(simulated, flatten(reading.sent, simulate.names))
 
     def _reconstruction(
-        self, upload: Upload, matched: Matched, settings: Settings, records: int, readings: int
+        self, upload: Upload, matched: Matched, settings: SearchSettings, records: int, readings: int
     ) -> Reconstruction:
         how = f"chosen on {records} auxiliary records" if records else "not tuned"
         note = f"{settings.described()}, {how}"
@@ -293,7 +293,7 @@ def invert_gradients(
     generator: torch.Generator,
     training: ClientSteps | None = None,
     step: ClientStep = PLAIN,
-    settings: Settings | None = None,
+    settings: SearchSettings | None = None,
     means: Tensor | None = None,
     statistics: BatchStatistics | None = None,
 ) -> Matched:
@@ -318,7 +318,7 @@ def invert_gradients(
     """
     gradients = GradientMap(module, tensors, step=step)
     simulate = gradients if training is None else UpdateMap(module, tensors, training, smoothing=SMOOTHING)
-    settings = settings or Settings(**config.given)
+    settings = settings or SearchSettings(**config.given)
     R, (M, n) = config.restarts, labels.shape
     target = torch.stack([flatten(s, simulate.names) for s in sent])
     x = torch.rand(M * R, n, *shape, generator=generator).to(target)

@@ -19,7 +19,7 @@ from .defended import defended
 from .gradients import GradientMap, flatten
 from .readings import find_readings
 from .statistics import BatchStatistics, shown_statistics
-from .tuning import BATCHES, RECORDS, Settings, TuningTrial, choose
+from .tuning import BATCHES, RECORDS, SearchSettings, TuningTrial, choose
 from .updates import SMOOTHING, ClientSteps, UpdateMap, schedule
 from .uploads import Upload
 
@@ -42,7 +42,7 @@ def tuned(
     signed: bool,
     statistics: float,
     device: torch.device,
-) -> Settings:
+) -> SearchSettings:
     """Return the settings for uploads like this one, chosen once for all adversaries with such uploads in view.
 
     Args:
@@ -59,7 +59,7 @@ def tuned(
     """
     auxiliary = knowledge.auxiliary
     if auxiliary is None or {"tv", "lr", "start", "shrink"} <= given.keys():
-        return Settings(**given)
+        return SearchSettings(**given)
     training = trained_alike(upload.training, labels.shape[1])
 
     def make(generator: torch.Generator) -> dict[str, Tensor]:
@@ -89,7 +89,7 @@ def tuned(
         **({} if upload.repeats == 1 else {"repeats": upload.repeats}),
         "labels": labels.tolist(),
     }
-    return Settings.of(computed_once(card, [*auxiliary, upload.start], make))
+    return SearchSettings.of(computed_once(card, [*auxiliary, upload.start], make))
 
 
 def peers(view: View, upload: Upload, round: int, max_images: int) -> list[Upload]:

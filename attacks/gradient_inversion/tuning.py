@@ -27,7 +27,7 @@ from .engine import match_adam
 from .gradients import Simulator
 from .statistics import BatchStatistics
 
-__all__ = ["BATCHES", "RECORDS", "STARTS", "Settings", "TuningTrial", "choose", "first_images"]
+__all__ = ["BATCHES", "RECORDS", "STARTS", "SearchSettings", "TuningTrial", "choose", "first_images"]
 
 Start = Literal["noise", "blend"]
 STARTS: tuple[Start, ...] = ("noise", "blend")
@@ -51,7 +51,7 @@ _KEPT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class SearchSettings:
     """Settings of one search, with the defaults for untuned ones.
 
     Attributes:
@@ -79,7 +79,7 @@ class Settings:
         return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in values.items()}
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Settings:
+    def of(cls, tensors: Mapping[str, Tensor]) -> SearchSettings:
         """Return the settings that `tensors` were made from."""
         values: dict[str, Any] = {name: float(value) for name, value in tensors.items()}
         return cls(**{**values, "start": STARTS[int(values["start"])]})
@@ -107,7 +107,7 @@ class TuningTrial:
     signed: bool = True
     statistics: BatchStatistics | None = None
 
-    def inverted(self, tried: Sequence[Settings], noise: Tensor, iterations: int) -> Tensor:
+    def inverted(self, tried: Sequence[SearchSettings], noise: Tensor, iterations: int) -> Tensor:
         """Return images (S, K, n, c, h, w) from S settings, all from the same noise (K, n, c, h, w)."""
         S, K = len(tried), len(self.y)
 
@@ -131,7 +131,7 @@ class TuningTrial:
 
 def choose(
     given: Mapping[str, Any], trial: TuningTrial, iterations: int, generator: torch.Generator
-) -> Settings:
+) -> SearchSettings:
     """Return the settings whose images come closest to the records behind auxiliary uploads.
 
     Short trials cover a coarse grid. Long trials follow for the best two and the best one's neighbours. Closeness is
@@ -144,7 +144,7 @@ def choose(
         iterations: of a long trial.
         generator: draws starting points.
     """
-    coarse, plain = _grid(given, tv=_TVS, start=STARTS), Settings(**given)
+    coarse, plain = _grid(given, tv=_TVS, start=STARTS), SearchSettings(**given)
     noise = torch.rand(trial.x.shape, generator=generator).to(trial.x)
     if len(coarse) > _KEPT:
         ranked = _ranked(given, trial, coarse, noise, max(1, iterations // _SHORT))
@@ -172,17 +172,21 @@ def first_images(noise: Tensor, labels: Tensor, means: Tensor | None, start: Sta
     return noise if start == "noise" or means is None else (noise + means[labels].to(noise)) / 2
 
 
-def _grid(given: Mapping[str, Any], **values: Sequence[Any]) -> list[Settings]:
+def _grid(given: Mapping[str, Any], **values: Sequence[Any]) -> list[SearchSettings]:
     """Return every combination of values, with those of `given` fixed."""
     free = {name: tried for name, tried in values.items() if name not in given}
     return [
-        Settings(**given, **dict(zip(free, combination, strict=True)))
+        SearchSettings(**given, **dict(zip(free, combination, strict=True)))
         for combination in itertools.product(*free.values())
     ]
 
 
 def _ranked(
-    given: Mapping[str, Any], trial: TuningTrial, tried: Sequence[Settings], noise: Tensor, iterations: int
+    given: Mapping[str, Any],
+    trial: TuningTrial,
+    tried: Sequence[SearchSettings],
+    noise: Tensor,
+    iterations: int,
 ) -> list[_Tried]:
     """Return the settings with their best shrinkage, best first."""
     images = trial.inverted(tried, noise, iterations)
@@ -200,7 +204,7 @@ def _ranked(
 class _Tried(NamedTuple):
     """Settings with the PSNR in dB of each record (K*n,) under them."""
 
-    settings: Settings
+    settings: SearchSettings
     values: Tensor
 
     @property

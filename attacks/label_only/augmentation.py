@@ -22,7 +22,7 @@ from .base import Given, LabelOnly, LabelOnlyConfig, Voter
 if TYPE_CHECKING:
     from fdaudit.training.trainer import Parameters, Trainer
 
-__all__ = ["Augmentation", "AugmentationConfig", "augmentations", "best_weights"]
+__all__ = ["AugmentationConfig", "AugmentedCopies", "augmentations", "best_weights"]
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -46,7 +46,7 @@ class AugmentationConfig(LabelOnlyConfig):
 
 
 @reads_forms
-class Augmentation(LabelOnly):
+class AugmentedCopies(LabelOnly):
     """Scores a candidate by which of its turned and shifted copies are classified correctly.
 
     The copies are rotated by ±r degrees and translated by at most d pixels, as in the paper. A logistic regression

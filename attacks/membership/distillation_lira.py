@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
 
-__all__ = ["CoopLiRA", "DistillationLiRA", "SurrogateConfig"]
+__all__ = ["CoopLiRA", "DistillationConfig", "DistillationLiRA"]
 
 _FEW = 64
 """With at least this many models a candidate has its own variance (Carlini 2022, section VI-B)."""
@@ -52,7 +52,7 @@ _MOST_KEPT = 128 << 20
 """Bytes of surrogates that are cached."""
 
 
-class SurrogateConfig(ShadowConfig):
+class DistillationConfig(ShadowConfig):
     """Settings of surrogates; only `distillation-lira` uses those of shadow models."""
 
     students: int = Field(64, ge=2)
@@ -93,9 +93,9 @@ class DistillationLiRA:
         },
         control={"on": "federation"},
     )
-    Config: ClassVar[type[SurrogateConfig]] = SurrogateConfig
+    Config: ClassVar[type[DistillationConfig]] = DistillationConfig
 
-    def __init__(self, config: SurrogateConfig) -> None:
+    def __init__(self, config: DistillationConfig) -> None:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
@@ -166,9 +166,9 @@ class CoopLiRA:
         },
         control={"on": "federation"},
     )
-    Config: ClassVar[type[SurrogateConfig]] = SurrogateConfig
+    Config: ClassVar[type[DistillationConfig]] = DistillationConfig
 
-    def __init__(self, config: SurrogateConfig) -> None:
+    def __init__(self, config: DistillationConfig) -> None:
         self.config = config
 
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
@@ -253,7 +253,7 @@ def _taught(knowledge: Knowledge, teacher: Parameters, x: Tensor, kind: str) -> 
 
 
 def _distilled(
-    knowledge: Knowledge, lessons: Sequence[tuple[Tensor, Tensor]], kind: str, config: SurrogateConfig
+    knowledge: Knowledge, lessons: Sequence[tuple[Tensor, Tensor]], kind: str, config: DistillationConfig
 ) -> list[Parameters]:
     """Return one surrogate for each lesson; equal lessons and settings are distilled once.
 
@@ -307,7 +307,7 @@ def _distilled(
 
     card = {
         "what": "surrogates",
-        "settings": config.model_dump(mode="json", include=set(SurrogateConfig.__annotations__)),
+        "settings": config.model_dump(mode="json", include=set(DistillationConfig.__annotations__)),
         "seed": config.seed,
         "kind": kind,
         **knowledge.described,

@@ -29,7 +29,7 @@ import numpy as np
 
 from fdaudit.accounting.charges import Charge, converted, parts_of
 from fdaudit.accounting.costs import ORDERS, curve, epsilon
-from fdaudit.accounting.departures import Departure, asks, unasked
+from fdaudit.accounting.departures import DepartureRule, asks, unasked
 from fdaudit.adversary.view import EAVESDROPPER, members_of
 from fdaudit.errors import SpecError
 from fdaudit.events import Event, EventUnit, NoGuarantee, Relation, Release
@@ -117,7 +117,7 @@ class BudgetMeter:
         self._unit, self._relation = unit, relation
         away = {*self._members, *departing}
         self._clients = frozenset(p for p in parties if role(p) == "client" and p not in away)
-        self._departure = Departure(departing)
+        self._departure = DepartureRule(departing)
         self._recorded: list[Message] = []
         self._asks, self._unasked = False, ""
         self._rule = (_ByLedger if fixed else _ByOrder)(epsilon, delta)

@@ -22,10 +22,10 @@ from fdaudit.accounting.draws import mechanisms
 from fdaudit.events import Event, NoGuarantee
 from fdaudit.transcript.messages import ALL, DRAWN, SUM, Message, role
 
-__all__ = ["Departure", "asks", "chosen", "departed", "unasked"]
+__all__ = ["DepartureRule", "asks", "chosen", "departed", "unasked"]
 
 
-class Departure:
+class DepartureRule:
     """Turns messages, given one by one in order, into what still counts if parties depart from the protocol.
 
     Args:
@@ -80,7 +80,7 @@ def departed(messages: Iterable[Message], parties: Collection[str]) -> Iterator[
         messages: the whole record, in order.
         parties: those that depart.
     """
-    return map(Departure(parties).after, messages)
+    return map(DepartureRule(parties).after, messages)
 
 
 def chosen(messages: Sequence[Message], parties: Collection[str], clients: Sequence[str]) -> str:

@@ -16,9 +16,9 @@ from typing import Any
 
 from fdaudit.audit.backend import HERE, Elsewhere
 from fdaudit.cluster import connection
-from fdaudit.cluster.jobs import Job, work
+from fdaudit.cluster.jobs import ClusterJob, work
 from fdaudit.cluster.transfer import write_tree
-from fdaudit.cluster.worker import Line, Task
+from fdaudit.cluster.worker import ClusterTask, Line
 from fdaudit.errors import UsageError, nearest
 from fdaudit.evaluation.attack_pool import common_cache
 from fdaudit.parallel.pool import Answer
@@ -88,11 +88,11 @@ class _Cluster:
         if not pieces:
             return
         size, files, results = self.size, list[Any](), list[Any]()
-        jobs = list[Job]()
+        jobs = list[ClusterJob]()
         with connection.marked(Path(pieces[0]["run"]) / "vault") as mark:
             for number, piece in enumerate(pieces):
                 for adversary in piece["adversaries"]:
-                    task = Task(
+                    task = ClusterTask(
                         module="fdaudit.evaluation.attack_worker",
                         piece={**piece, "adversaries": [adversary]},
                         mark=mark,
@@ -107,7 +107,7 @@ class _Cluster:
                 yield job.number, {"adversaries": job.task.piece["adversaries"], **line}
 
 
-class _CellJob(Job):
+class _CellJob(ClusterJob):
     """An attack cell of a run."""
 
     def accept(self, outcome: Line) -> None:

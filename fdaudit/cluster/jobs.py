@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fdaudit.cluster.transfer import Tree, changes
-from fdaudit.cluster.worker import Line, Task, serve
+from fdaudit.cluster.worker import ClusterTask, Line, serve
 from fdaudit.errors import IntegrityError
 from fdaudit.parallel.task_queue import Queue
 
-__all__ = ["RETRIES", "Job", "work"]
+__all__ = ["RETRIES", "ClusterJob", "work"]
 
 RETRIES = 2
 """Number of retries after a lost worker."""
@@ -30,7 +30,7 @@ Next = Literal["running", "again", "over"]
 
 
 @dataclass(kw_only=True)
-class Job(ABC):
+class ClusterJob(ABC):
     """A piece of work with one outcome.
 
     Attributes:
@@ -43,7 +43,7 @@ class Job(ABC):
 
     number: int
     kind: Hashable | None
-    task: Task
+    task: ClusterTask
     arrived: list[Any] = field(default_factory=list)
     losses: int = 0
 
@@ -107,7 +107,7 @@ class Job(ABC):
         return {"tick": ["worker lost, tried again", self.losses, RETRIES]}, "again"
 
 
-def work(jobs: Sequence[Job], size: int) -> Generator[tuple[Job, Line], None, None]:
+def work(jobs: Sequence[ClusterJob], size: int) -> Generator[tuple[ClusterJob, Line], None, None]:
     """Do the jobs, and yield each line about a job: progress, then its outcome, or `failed` with a reason.
 
     The order of jobs assumes that Ray gives the next task to the worker that has become free.

@@ -18,9 +18,9 @@ from typing import Any
 from uuid import uuid4
 
 from fdaudit.cluster import connection
-from fdaudit.cluster.jobs import Job, work
+from fdaudit.cluster.jobs import ClusterJob, work
 from fdaudit.cluster.transfer import write_tree
-from fdaudit.cluster.worker import Line, Task
+from fdaudit.cluster.worker import ClusterTask, Line
 from fdaudit.evaluation.controls.kept import take_controls
 from fdaudit.parallel.pool import Answer
 from fdaudit.storage.files import sync_path
@@ -63,15 +63,15 @@ def ray_cluster(workers: int | None = None, address: str | None = None) -> Execu
     return carry_out
 
 
-def _task(piece: Mapping[str, Any], mark: Path) -> Task:
+def _task(piece: Mapping[str, Any], mark: Path) -> ClusterTask:
     """Return the task of a run. Its scratch directory is its own: two nodes may have equal numbers of processes."""
     piece = {**piece, "scratch": str(Path(piece["scratch"]) / uuid4().hex)}
-    return Task(
+    return ClusterTask(
         module="fdaudit.sweeps.worker", piece=piece, mark=mark, needed="shared", files=[], reused=False
     )
 
 
-class _SweepJob(Job):
+class _SweepJob(ClusterJob):
     """A run of a sweep."""
 
     def accept(self, outcome: Line) -> None:

@@ -29,7 +29,7 @@ from fdaudit.errors import RunError
 from fdaudit.parallel.pool import standing_pool
 from fdaudit.storage.cache import DIRECTORY
 
-__all__ = ["Line", "Task", "serve"]
+__all__ = ["ClusterTask", "Line", "serve"]
 
 Line = dict[str, Any]
 """A line about a task: progress, files of its outcome, its outcome, or the reason why it has none."""
@@ -68,7 +68,7 @@ def _environment() -> dict[str, str | None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class ClusterTask:
     """A piece of work with everything that a node needs for it; made on the machine of the command.
 
     Attributes:
@@ -113,7 +113,7 @@ class Task:
                 os.environ[name] = value
 
 
-def serve(task: Task) -> Iterator[Line]:
+def serve(task: ClusterTask) -> Iterator[Line]:
     """Do a task on this node, as a generator task of Ray.
 
     Yields:
@@ -140,7 +140,7 @@ def serve(task: Task) -> Iterator[Line]:
         yield {"failed": f"{type(error).__name__}: {error}"}
 
 
-def _apart(task: Task, home: Path) -> Iterator[Line]:
+def _apart(task: ClusterTask, home: Path) -> Iterator[Line]:
     """Do a task in a temporary directory; yield its lines, and what it changes in the run before its outcome."""
     places = {name: str(home / name) for name in _PLACES if name in task.piece}
     run, outcome = home / "run", Line()
@@ -183,7 +183,7 @@ def _lines(module: str, piece: Mapping[str, Any]) -> Iterator[Line]:
         yield dict(line)
 
 
-def _copy(task: Task) -> Path:
+def _copy(task: ClusterTask) -> Path:
     """Return this worker's temporary directory for a task, with a copy of the directory that the task needs."""
     import ray
 

@@ -27,7 +27,7 @@ __all__ = [
     "Clock",
     "Cost",
     "Deadline",
-    "Setting",
+    "ReducibleSetting",
     "allot",
     "for_attacks",
     "forget_budget",
@@ -82,7 +82,7 @@ def least_of(quick: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class ReducibleSetting:
     """A setting that a budget may reduce.
 
     Attributes:
@@ -117,7 +117,7 @@ class Cost:
     adversaries: tuple[str, ...] = ()
     seconds: float
     shared: tuple[str, ...] = ()
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    settings: Mapping[str, ReducibleSetting] = field(default_factory=dict)
 
     def at(self, factor: float) -> float:
         """Return the seconds of all cells with the settings of `factor`."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.errors import SpecError
-from fdaudit.evaluation.budget import Cost, Setting, least_of, total
+from fdaudit.evaluation.budget import Cost, ReducibleSetting, least_of, total
 from fdaudit.evaluation.controls import rehearsals
 from fdaudit.evaluation.controls._case import MOST_PUBLIC
 from fdaudit.evaluation.controls._membership import MOST_CANDIDATES
@@ -306,7 +306,7 @@ def costs_of(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]]) -> Co
         cells: the adversaries of each attack.
     """
     case = run.case
-    seen = {x: _Seen.by(run, x) for names in cells.values() for x in names}
+    seen = {x: _VisibleKinds.by(run, x) for names in cells.values() for x in names}
     asked = dict[AttackPlan, tuple[str, ...]]()
     for attack, names in cells.items():
         if able := tuple(x for x in names if seen[x].suffices(attack, case)):
@@ -388,7 +388,7 @@ def _shadows(
     counts: Sequence[str],
     seconds: float,
     attack: AttackPlan,
-    settings: Mapping[str, Setting],
+    settings: Mapping[str, ReducibleSetting],
     shared: dict[str, Cost],
 ) -> str:
     """Add shadow models, which attacks with the same numbers share, to `shared`; return their name.
@@ -435,7 +435,7 @@ def _untrained(unit: Unit, case: Case) -> float:
     return unit.seconds * (rehearsals.MOST_CLIENTS + records / _BATCH)
 
 
-def _reducible(attack: AttackPlan, work: Work, spec: Spec) -> dict[str, Setting]:
+def _reducible(attack: AttackPlan, work: Work, spec: Spec) -> dict[str, ReducibleSetting]:
     """Return the settings that a budget may reduce; those that the work is not proportional to, down to `quick`.
 
     What the user set by hand stays. So does an attack of a third party that refuses its least numbers.
@@ -445,18 +445,18 @@ def _reducible(attack: AttackPlan, work: Work, spec: Spec) -> dict[str, Setting]
         if entry.name in (attack.asked, attack.name):
             by_hand |= set(entry.params)
     params = attack.params or {}
-    settings = dict[str, Setting]()
+    settings = dict[str, ReducibleSetting]()
     for name, quick in attack.card.profiles["quick"].items():
         number = params.get(name)
         if name in by_hand or type(number) is not int or type(quick) is not int or min(number, quick) < 1:
             continue
         least = max(least_of(quick), _lowest(attack, name))
         if name in work.grows:
-            settings[name] = Setting(asked=number, least=min(number, least))
+            settings[name] = ReducibleSetting(asked=number, least=min(number, least))
         elif name == work.victims or name in work.shadows:
-            settings[name] = Setting(asked=number, least=min(number, least), work="elsewhere")
+            settings[name] = ReducibleSetting(asked=number, least=min(number, least), work="elsewhere")
         elif number > quick:
-            settings[name] = Setting(asked=number, least=quick, work="leads")
+            settings[name] = ReducibleSetting(asked=number, least=quick, work="leads")
     if settings and not attack.own:
         least_params = {**params, **{name: setting.least for name, setting in settings.items()}}
         try:
@@ -490,7 +490,7 @@ def _on_disk(messages: Sequence[Message]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Seen:
+class _VisibleKinds:
     """What an adversary sees and may ask.
 
     Attributes:
@@ -506,7 +506,7 @@ class _Seen:
     gigabytes: float
 
     @classmethod
-    def by(cls, run: RunDirectory, adversary: str) -> _Seen:
+    def by(cls, run: RunDirectory, adversary: str) -> _VisibleKinds:
         members = adversary.split("+")
         view = run.view(adversary)
         sent, published = set[str](), set[str]()

@@ -161,7 +161,7 @@ def _put_together(
 ) -> tuple[str, ...]:
     """Put the records of sites together, as the two files that an auditor writes; return what was left out."""
     by_party = _sites(files)
-    arrays, lists = _Rows(card), dict[str, Any]({"schema": SCHEMA, "clients": {}, "design": None})
+    arrays, lists = _FileRecords(card), dict[str, Any]({"schema": SCHEMA, "clients": {}, "design": None})
     others = dict(sites)
     for party in parties:
         if role(party) != "client":
@@ -202,7 +202,7 @@ def _client(rows: list[int], held_out: list[int]) -> dict[str, list[int]]:
     return {"records": rows, "members": members, "non_members": held_out}
 
 
-class _Rows:
+class _FileRecords:
     """The records of all files, images with channels last."""
 
     def __init__(self, card: Card) -> None:

@@ -70,14 +70,14 @@ def measure_untried(
     if lacking:
         raise RunError("run", str(run.directory), "has no stand-in to measure on", f"First {lacking}.")
     with scratch("untried") as folder:
-        measured = _Measurement(run.case, folder, until, tick).all_of(recording.untried)
+        measured = _StandInRuns(run.case, folder, until, tick).all_of(recording.untried)
     with writing(run.directory):
         keep_untried(run.opened.vault, measured)
         run.concluded(conclude(run.opened))
     return measured
 
 
-class _Measurement:
+class _StandInRuns:
     """One honest run of the stand-in, and one under each deviation.
 
     Args:

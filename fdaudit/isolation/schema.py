@@ -22,7 +22,7 @@ from fdaudit.isolation.frames import MOST_BYTES, MalformedError, Tensors
 from fdaudit.isolation.rehearsal import Rehearsal
 from fdaudit.models import Architecture
 from fdaudit.models.declared import GeneratorCard
-from fdaudit.storage.codec import Codec, Received
+from fdaudit.storage.codec import Codec, ReceivedTensors
 from fdaudit.tasks import TASKS, Task
 from fdaudit.training.encoder import TaskEncoder
 from fdaudit.training.execution import Execution
@@ -103,7 +103,7 @@ def packed(trial: Trial, tensors: Tensors) -> Any:
 
 def unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Trial:
     """Return the trial that `packed` wrote, with new objects."""
-    trial: Trial = CODEC.unpack(value, Trial, Received(tensors))
+    trial: Trial = CODEC.unpack(value, Trial, ReceivedTensors(tensors))
     return trial
 
 
@@ -119,7 +119,7 @@ def question_of(value: Any, tensors: Mapping[str, Tensor]) -> Question:
         MalformedError: a field is missing or unknown, or has another type.
     """
     try:
-        question: Question = CODEC.unpack(value, Question, Received(tensors, most=1), "question")
+        question: Question = CODEC.unpack(value, Question, ReceivedTensors(tensors, most=1), "question")
     except (TypeError, ValueError) as error:
         raise MalformedError(f"the attack's process asked no question: {_said(error)}") from None
     return question
@@ -154,13 +154,13 @@ def guesses_of(value: Any, tensors: Mapping[str, Tensor], most: int) -> tuple[Gu
             raise TypeError(f"a {type(value).__name__} is no list")
         if len(value) > most:
             raise ValueError(f"{len(value)} guesses are more than the trial's {most}")
-        received = Received(tensors, most, MOST_BYTES)
+        received = ReceivedTensors(tensors, most, MOST_BYTES)
         return tuple(_guess_of(row, received, f"guesses.{number}") for number, row in enumerate(value))
     except (TypeError, ValueError) as error:
         raise MalformedError(f"the attack's process sent no guesses: {_said(error)}") from None
 
 
-def _guess_of(row: Any, received: Received, at: str) -> Guess:
+def _guess_of(row: Any, received: ReceivedTensors, at: str) -> Guess:
     if type(row) is not dict:
         raise TypeError(f"{at}: a {type(row).__name__} is no dict")
     kind = row.get("kind")

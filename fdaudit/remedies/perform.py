@@ -24,7 +24,7 @@ from fdaudit.federation.rehearsal import rehearse
 from fdaudit.planning.simulated import references_of, simulated_case
 from fdaudit.remedies.rerun import refuse_rerun, rerun
 from fdaudit.remedies.trials import TOGETHER, TRIALS
-from fdaudit.remedies.tuning import FOLDS, Settings, mean_utility, tune
+from fdaudit.remedies.tuning import FOLDS, TunableSettings, mean_utility, tune
 from fdaudit.reports.judgement.judgement import findings_of, standings_of
 from fdaudit.reports.judgement.verdict import Finding
 from fdaudit.reports.run.findings import FrontFinding, found_by
@@ -56,7 +56,7 @@ _SEVERITIES = ("critical", "high")
 _LEAKS = ("leak", "partial", "possible")
 """Levels at which something is still learnt."""
 
-_UNTUNED = Settings(params={}, clip=1.0)
+_UNTUNED = TunableSettings(params={}, clip=1.0)
 """Stands for the settings of a remedy that has none."""
 
 Pairs = dict[tuple[str, str], None]
@@ -115,7 +115,7 @@ def try_remedies(
     ground = _Ground(run=run, out=out, epsilon=epsilon, alone=alone, tick=tick)
     pairs_by_remedy = _pairs_by_remedy(found_by(run.result))
     outcomes = list[TriedRemedy]()
-    chosen: dict[str, Settings] = {}
+    chosen: dict[str, TunableSettings] = {}
     weights = {name: _weight(ground, name) for name in pairs_by_remedy}
     waiting = 1.0 + sum(weights.values())  # one more for all together
     all_pairs: Pairs = {}
@@ -211,7 +211,7 @@ def _together(outcomes: Sequence[TriedRemedy]) -> tuple[str, ...]:
 
 
 def _tried(
-    ground: _Ground, names: tuple[str, ...], pairs: Pairs, chosen: dict[str, Settings], until: float
+    ground: _Ground, names: tuple[str, ...], pairs: Pairs, chosen: dict[str, TunableSettings], until: float
 ) -> TriedRemedy:
     """Return what came of remedies that are tried at once, or why they were not run.
 
@@ -241,12 +241,12 @@ def _run(
     nothing: TriedRemedy,
     names: tuple[str, ...],
     pairs: Pairs,
-    chosen: dict[str, Settings],
+    chosen: dict[str, TunableSettings],
     until: float,
 ) -> TriedRemedy:
     case, count = ground.run.case, 0
 
-    def remedied(own: Settings | None = None) -> Spec:
+    def remedied(own: TunableSettings | None = None) -> Spec:
         spec = case.spec
         for name in names:
             settings = own or chosen.get(name, _UNTUNED)

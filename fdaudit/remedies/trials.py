@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from fdaudit.accounting.calibration import Shape, noise_for
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
-from fdaudit.remedies.tuning import Settings
+from fdaudit.remedies.tuning import TunableSettings
 from fdaudit.spec.privacy import PresetSpec
 from fdaudit.spec.schema import DefenseEntry, Spec
 
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case
 
-__all__ = ["TOGETHER", "TRIALS", "Trial"]
+__all__ = ["TOGETHER", "TRIALS", "RemedyTrial"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class RemedyTrial:
     """A remedy that can be tried.
 
     Attributes:
@@ -32,13 +32,13 @@ class Trial:
     """
 
     words: str
-    change: Callable[[Case, Spec, float, Settings], Spec]
+    change: Callable[[Case, Spec, float, TunableSettings], Spec]
     clip: float | None = None
     same_training: bool = False
 
 
-_TRIALS: dict[str, Trial] = {}
-_Change = Callable[["Case", Spec, float, Settings], Spec]
+_TRIALS: dict[str, RemedyTrial] = {}
+_Change = Callable[["Case", Spec, float, TunableSettings], Spec]
 
 
 def _trial(
@@ -47,21 +47,21 @@ def _trial(
     """Return a decorator that lists a change of a spec among the remedies."""
 
     def register(change: _Change) -> _Change:
-        _TRIALS[name] = Trial(words=words, change=change, clip=clip, same_training=same_training)
+        _TRIALS[name] = RemedyTrial(words=words, change=change, clip=clip, same_training=same_training)
         return change
 
     return register
 
 
 @_trial("encrypted", "encrypted transport", same_training=True)
-def _encrypted(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+def _encrypted(case: Case, spec: Spec, epsilon: float, settings: TunableSettings) -> Spec:
     if spec.transport == "encrypted":
         raise SpecError("transport", "encrypted", "is encrypted already", "Nothing is left to try.")
     return spec.model_copy(update={"transport": "encrypted"})
 
 
 @_trial("left-out", "without counts and shares that no noise covers")
-def _left_out(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+def _left_out(case: Case, spec: Spec, epsilon: float, settings: TunableSettings) -> Spec:
     """Return a spec without the messages and shares that no noise covers."""
     combination = case.protocol.card.privacy.get("private", {})
     params = combination.get("params", {})
@@ -72,25 +72,25 @@ def _left_out(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spe
 
 
 @_trial("no-questions", "no questions answered", same_training=True)
-def _no_questions(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+def _no_questions(case: Case, spec: Spec, epsilon: float, settings: TunableSettings) -> Spec:
     return spec.model_copy(update={"oracles": False})
 
 
 @_trial("secure-sum", "an aggregator that shows only the sum or the votes")
-def _secure_sum(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+def _secure_sum(case: Case, spec: Spec, epsilon: float, settings: TunableSettings) -> Spec:
     return _with_params(case, spec, _combination(case)["params"])
 
 
 @_trial(
     "record-noise", "noise for records at ε = {epsilon:g}, by DP-SGD where records are trained on", clip=1.0
 )
-def _record_noise(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+def _record_noise(case: Case, spec: Spec, epsilon: float, settings: TunableSettings) -> Spec:
     preset = PresetSpec(name="private", epsilon=epsilon, clip=settings.clip)
     return _with_params(case, spec, settings.params).model_copy(update={"preset": preset})
 
 
 @_trial("client-noise", "noise for whole clients at ε = {epsilon:g}, on their sum or their votes", clip=1.0)
-def _client_noise(case: Case, spec: Spec, epsilon: float, settings: Settings) -> Spec:
+def _client_noise(case: Case, spec: Spec, epsilon: float, settings: TunableSettings) -> Spec:
     """Return a spec with noise for whole clients where their sum or their votes leave an aggregator."""
     combination = _combination(case)
     changed = _with_params(case, spec, {**combination["params"], **settings.params})
@@ -123,7 +123,7 @@ def _with_params(case: Case, spec: Spec, params: Mapping[str, Any]) -> Spec:
     return spec.model_copy(update={"protocol": protocol})
 
 
-TRIALS: Mapping[str, Trial] = MappingProxyType(_TRIALS)
+TRIALS: Mapping[str, RemedyTrial] = MappingProxyType(_TRIALS)
 """By name."""
 
 TOGETHER = ("encrypted", "no-questions", "secure-sum", "record-noise")

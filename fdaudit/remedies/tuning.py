@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fdaudit.progress import Tick
     from fdaudit.training.trainer import Parameters
 
-__all__ = ["FOLDS", "Settings", "StandIn", "Tuned", "mean_utility", "tune"]
+__all__ = ["FOLDS", "StandIn", "TunableSettings", "Tuned", "mean_utility", "tune"]
 
 FOLDS = 2
 """Parts of the auxiliary records: each is measured on once, after training on the others."""
@@ -52,7 +52,7 @@ _ORDER = ("lr", "lr", "length", "lr", "clip", "length", "lr", "batch")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class TunableSettings:
     """Settings of the protocol, by name, and the clip C of its defence."""
 
     params: Mapping[str, Any]
@@ -69,12 +69,14 @@ class Settings:
 class Tuned:
     """The chosen settings, their utility on auxiliary records, and how many settings were tried."""
 
-    settings: Settings
+    settings: TunableSettings
     utility: float
     tried: int
 
 
-def tune(case: Case, defended: Callable[[Settings], Case], clip: float, until: float, tick: Tick) -> Tuned:
+def tune(
+    case: Case, defended: Callable[[TunableSettings], Case], clip: float, until: float, tick: Tick
+) -> Tuned:
     """Return the settings with the highest utility on auxiliary records among those that there was time for.
 
     Args:
@@ -89,11 +91,11 @@ def tune(case: Case, defended: Callable[[Settings], Case], clip: float, until: f
     """
     stand_in = StandIn.of(case)
     names = _names(case)
-    utilities: dict[Settings, float] = {}
+    utilities: dict[TunableSettings, float] = {}
     longest = 0.0
     refused: list[SpecError] = []
 
-    def measure(settings: Settings) -> None:
+    def measure(settings: TunableSettings) -> None:
         nonlocal longest
         start = time.monotonic()
         if settings in utilities or (utilities and start + longest > until):
@@ -106,13 +108,13 @@ def tune(case: Case, defended: Callable[[Settings], Case], clip: float, until: f
         longest = max(longest, time.monotonic() - start)
         tick("tuning on auxiliary records", len(utilities), 0)
 
-    def best() -> Settings:
+    def best() -> TunableSettings:
         return max(utilities, key=lambda settings: utilities[settings])
 
     params = _Params()
     for name in names.values():
         params[name] = getattr(case.protocol_config, name)
-    usual = Settings(params=params, clip=clip)
+    usual = TunableSettings(params=params, clip=clip)
     measure(_first(usual, names, stand_in.records))
     if not utilities:
         measure(usual)
@@ -147,7 +149,7 @@ def _names(case: Case) -> dict[str, str]:
     return names
 
 
-def _first(usual: Settings, names: Mapping[str, str], records: int) -> Settings:
+def _first(usual: TunableSettings, names: Mapping[str, str], records: int) -> TunableSettings:
     """Return where the search begins: batches of all records, and few of them."""
     first = _Params(usual.params)
     if "batch" in names:
@@ -157,7 +159,7 @@ def _first(usual: Settings, names: Mapping[str, str], records: int) -> Settings:
     return replace(usual, params=first)
 
 
-def _variants(best: Settings, varied: str, names: Mapping[str, str]) -> Iterator[Settings]:
+def _variants(best: TunableSettings, varied: str, names: Mapping[str, str]) -> Iterator[TunableSettings]:
     """Yield settings that differ from the best ones in one respect."""
     for factor in _FACTORS[varied]:
         if varied == "clip":

@@ -24,7 +24,7 @@ from fdaudit.handout.oracle_server import Answering
 from fdaudit.planning.case import Case
 from fdaudit.planning.recorded import recording_in
 from fdaudit.planning.simulated import simulated_case
-from fdaudit.scoring.goals.scorer import Inputs
+from fdaudit.scoring.goals.scorer import ScoringInputs
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.scoring import Scorer
 from fdaudit.spec.schema import Spec, load_spec
@@ -189,7 +189,9 @@ class RunDirectory:
         # The encoder is a classifier's: it knows no masks.
         if not case.missing("auxiliary") and not case.dataset.task.labels.dense:
             encoder = case.encoder
-        return Scorer(Inputs(truth=self.truth, run=self.path, answering=self.answering, encode=encoder))
+        return Scorer(
+            ScoringInputs(truth=self.truth, run=self.path, answering=self.answering, encode=encoder)
+        )
 
     # -- what it began with -----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from fdaudit.goals.membership import Membership
 from fdaudit.handout.auxiliary import Assumption
 from fdaudit.result import Cell, plain_name
 from fdaudit.scoring.goals import SCORERS
-from fdaudit.scoring.goals.scorer import GoalScorer, Inputs, Scores
+from fdaudit.scoring.goals.scorer import GoalScorer, Scores, ScoringInputs
 from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json
 from fdaudit.storage.vault import Vault
@@ -30,7 +30,7 @@ class Scorer:
         inputs: the auditor's side of the run.
     """
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: ScoringInputs) -> None:
         self._inputs = inputs
         self._by_goal: dict[str, GoalScorer[Any]] = {}
 

@@ -8,7 +8,7 @@ Guarantees:
   * unpacking makes only the values that the annotations name: a missing or unknown field, and a value of another type,
     is refused with the place of the field;
   * a float that is not finite crosses as None where None is allowed, and is refused where it is not;
-  * the uses of each received tensor, and the bytes of all after conversion, are bounded (`Received`).
+  * the uses of each received tensor, and the bytes of all after conversion, are bounded (`ReceivedTensors`).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from fdaudit.names import visible
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Codec", "Received"]
+__all__ = ["Codec", "ReceivedTensors"]
 
 
-class Received:
+class ReceivedTensors:
     """The tensors of a frame. Each is converted once; all uses count, with their bytes after conversion.
 
     Args:
@@ -173,7 +173,7 @@ class Codec:
             packed[key] = self.pack(getattr(value, key), part, keep, _below(at, key))
         return packed
 
-    def unpack(self, value: Any, hint: Any, received: Received, at: str = "") -> Any:
+    def unpack(self, value: Any, hint: Any, received: ReceivedTensors, at: str = "") -> Any:
         """Return the value that `pack` wrote, with new objects.
 
         Args:
@@ -304,7 +304,7 @@ def _bounded(value: Any, form: _Form, at: str) -> Any:
     return value
 
 
-def _taken(received: Received, name: str, form: _Form, at: str) -> Tensor:
+def _taken(received: ReceivedTensors, name: str, form: _Form, at: str) -> Tensor:
     numbers = next((mark for mark in form.marks if isinstance(mark, Numbers)), None)
     try:
         return received.take(name, numbers)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fdaudit.tasks.labels import Bounds, Divergence, Labels, Supervised, Unshared
+from fdaudit.tasks.labels import Divergence, LabelRange, Labels, Supervised, Unshared
 
 if TYPE_CHECKING:
     import torch
@@ -41,9 +41,9 @@ class LabelSets(Labels):
         """Return (C,)."""
         return (classes,)
 
-    def bounds(self, classes: int) -> Bounds:
+    def bounds(self, classes: int) -> LabelRange:
         """Return -1 to 1."""
-        return Bounds(-1, 1, "Give -1, 0 or 1 for each class.")
+        return LabelRange(-1, 1, "Give -1, 0 or 1 for each class.")
 
     def probabilities(self, z: Tensor) -> Tensor:
         """Return the probability (n, C) of each class by itself."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from fdaudit.rng import SecretStream
 
-__all__ = ["Bounds", "Distance", "Divergence", "Labels", "Supervised", "Unshared"]
+__all__ = ["Distance", "Divergence", "LabelRange", "Labels", "Supervised", "Unshared"]
 
 Supervised = Literal["cross-entropy", "binary-cross-entropy", "cross-entropy-dice"]
 """Losses that fit a model to labels."""
@@ -23,7 +23,7 @@ Distance = Literal["l2", "dice"]
 
 
 @dataclass(frozen=True)
-class Bounds:
+class LabelRange:
     """The least and the largest label, and what to do about others."""
 
     least: int
@@ -89,9 +89,9 @@ class Labels(ABC):
     def answer_shape(self, classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a model's answer to one record."""
 
-    def bounds(self, classes: int) -> Bounds:
+    def bounds(self, classes: int) -> LabelRange:
         """Return the values that labels may have."""
-        return Bounds(0, classes - 1, "Number the classes from 0.")
+        return LabelRange(0, classes - 1, "Number the classes from 0.")
 
     # -- answers --------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from fdaudit.isolation.frames import Tensors
 from fdaudit.isolation.schema import Trial, packed, packed_guesses, unpacked
 from fdaudit.rng import SecretStream
 from fdaudit.storage.files import encode
-from fdaudit.testing.examples import AttackInputs, Example, Watch, examples_of
+from fdaudit.testing.examples import AttackInputs, Example, FileWatch, examples_of
 from fdaudit.testing.extensions import (
     check_settings,
     during,
@@ -128,7 +128,7 @@ def _check_imports(name: str, cls: type[Attack]) -> None:
                 )
 
 
-class _Answered(Oracle):
+class _DirectOracle(Oracle):
     """An oracle that answers in the attack's own thread, which holds the global generators."""
 
     def __init__(self, oracle: Oracle, reply: Callable[..., Tensor]) -> None:
@@ -196,11 +196,14 @@ class _AttackChecks:
         view = with_every_class(with_single_terms(open_view(given.view.directory)), trial.knowledge.classes)
         task = trial.task
         if isinstance(task.oracle, Oracle):
-            task = replace(task, oracle=_Answered(task.oracle, given.reply))
+            task = replace(task, oracle=_DirectOracle(task.oracle, given.reply))
 
         def run() -> Sequence[Guess]:
             generator = torch.Generator().manual_seed(_SEED)
-            with global_seed(self.name, seed, seed == 1), Watch(given.folder, allowed=given.allowed) as watch:
+            with (
+                global_seed(self.name, seed, seed == 1),
+                FileWatch(given.folder, allowed=given.allowed) as watch,
+            ):
                 guesses = self.cls(self.config).run(view, trial.knowledge, task, generator)
             if watch.opened:
                 fail(self.name, f"opens {watch.opened[0]}, which is neither its view nor its knowledge.")

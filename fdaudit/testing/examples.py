@@ -29,7 +29,7 @@ from fdaudit.storage.tables import csv_text
 from fdaudit.tasks import TEXT
 from fdaudit.testing.specs import small_spec
 
-__all__ = ["AttackInputs", "Example", "Watch", "examples_of"]
+__all__ = ["AttackInputs", "Example", "FileWatch", "examples_of"]
 
 _FEDERATIONS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("fedavg", {}),
@@ -161,7 +161,7 @@ class Example:
             yield AttackInputs(view, trial, folder, allowed, self.stage.run.answering.reply)
 
 
-class Watch:
+class FileWatch:
     """Notes which files of a folder this thread opens, or lists, while the block lasts.
 
     Args:
@@ -172,7 +172,7 @@ class Watch:
         opened: the others that were read.
     """
 
-    _active: Watch | None = None
+    _active: FileWatch | None = None
     _hooked = False
 
     def __init__(self, folder: Path, allowed: Sequence[Path]) -> None:
@@ -180,20 +180,20 @@ class Watch:
         self.opened: list[str] = []
         self._thread = get_ident()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> FileWatch:
         self._thread = get_ident()
-        if not Watch._hooked:  # a hook stays as long as the process does
-            sys.addaudithook(Watch._note)
-            Watch._hooked = True
-        Watch._active = self
+        if not FileWatch._hooked:  # a hook stays as long as the process does
+            sys.addaudithook(FileWatch._note)
+            FileWatch._hooked = True
+        FileWatch._active = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        Watch._active = None
+        FileWatch._active = None
 
     @staticmethod
     def _note(event: str, arguments: tuple[Any, ...]) -> None:
-        watch = Watch._active
+        watch = FileWatch._active
         if watch is None or event not in ("open", "os.listdir", "os.scandir") or get_ident() != watch._thread:
             return
         if isinstance(arguments[0], (str, bytes, os.PathLike)):

@@ -79,7 +79,7 @@ def check_protocol(
     with during(name, "a rehearsal"):
         cls = with_messages(cls, config, common(task=learned), len(SIZES))
     with tempfile.TemporaryDirectory(prefix="fdaudit-") as folder:
-        subject = _Subject(Path(folder), name, cls, config, learned)
+        subject = _ProtocolUnderTest(Path(folder), name, cls, config, learned)
         whole = subject.run("whole")
         _check_rounds(subject, whole)
         _check_networks(subject, whole)
@@ -107,7 +107,7 @@ def _short(name: str, cls: type[FederatedProtocol], params: Mapping[str, Any]) -
 
 
 @dataclass(frozen=True)
-class _Subject:
+class _ProtocolUnderTest:
     """A protocol that is subject."""
 
     folder: Path
@@ -128,7 +128,7 @@ def _same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[n], two[n]) for n in one)
 
 
-def _check_untouched(subject: _Subject, run: ProtocolRun) -> None:
+def _check_untouched(subject: _ProtocolUnderTest, run: ProtocolRun) -> None:
     """What was delivered or given is never changed."""
     for delivery, copy in run.delivered:
         if not _same(delivery, copy):
@@ -140,7 +140,7 @@ def _check_untouched(subject: _Subject, run: ProtocolRun) -> None:
         fail(subject.name, "changes the public samples; clone them first.")
 
 
-def _check_rounds(subject: _Subject, run: ProtocolRun) -> None:
+def _check_rounds(subject: _ProtocolUnderTest, run: ProtocolRun) -> None:
     """Every round yields models, losses and the truth behind its messages."""
     name = subject.name
     _check_complete(subject, run, "in an undisturbed run")
@@ -161,7 +161,7 @@ def _check_rounds(subject: _Subject, run: ProtocolRun) -> None:
                 fail(name, f"yields batches that are no record numbers of the sender of message {seq}.")
 
 
-def _check_complete(subject: _Subject, run: ProtocolRun, when: str) -> None:
+def _check_complete(subject: _ProtocolUnderTest, run: ProtocolRun, when: str) -> None:
     """Every round is there, and every model is finite."""
     indices = [entry.index for entry in run.rounds]
     if indices != list(range(subject.config.rounds)):
@@ -172,7 +172,7 @@ def _check_complete(subject: _Subject, run: ProtocolRun, when: str) -> None:
                 fail(subject.name, f"has a model of {party} that is not finite {when}.")
 
 
-def _check_repeats(subject: _Subject, whole: ProtocolRun) -> None:
+def _check_repeats(subject: _ProtocolUnderTest, whole: ProtocolRun) -> None:
     """The seed decides everything, and global randomness is neither used nor moved."""
     with global_seed(subject.name, 1):
         again = subject.run("again")
@@ -190,7 +190,7 @@ def _noise(cls: type[FederatedProtocol]) -> Attached:
     return {key: [defence] for key in sent}
 
 
-def _check_resume(subject: _Subject) -> None:
+def _check_resume(subject: _ProtocolUnderTest) -> None:
     """A run that is resumed after any round ends bit for bit the same."""
     noise = _noise(subject.cls)
     whole = subject.run("noised", defenses=noise)
@@ -208,7 +208,7 @@ def _check_resume(subject: _Subject) -> None:
             fail(subject.name, f"{problem}; keep every value that outlives a round in `state`.")
 
 
-def _check_released(subject: _Subject, run: ProtocolRun) -> None:
+def _check_released(subject: _ProtocolUnderTest, run: ProtocolRun) -> None:
     """What is released is what was published, and can be had from the state."""
     names = run.setting.initial["server"].keys() if "server" in run.setting.initial else ()
     published = [m for m in run.messages if "world" in m.receivers and m.tensors.keys() == names]
@@ -224,7 +224,7 @@ def _check_released(subject: _Subject, run: ProtocolRun) -> None:
             fail(subject.name, f"released() {when} is not the model that was published last.")
 
 
-def _check_silence(subject: _Subject) -> None:
+def _check_silence(subject: _ProtocolUnderTest) -> None:
     """A round is completed without the clients that go silent, and their silence is on record."""
     last = subject.config.rounds - 1
     for after, when in ((0, "from the start"), (1, "after a message")):
@@ -239,7 +239,7 @@ def _check_silence(subject: _Subject) -> None:
     _check_complete(subject, subject.run("all-silent", outages=everybody), "if every client is silent")
 
 
-def _check_withheld(subject: _Subject, whole: ProtocolRun) -> None:
+def _check_withheld(subject: _ProtocolUnderTest, whole: ProtocolRun) -> None:
     """The kinds that the card calls withholdable can be withheld."""
     for kind in subject.cls.card.withholdable:
         run = subject.run(f"without-{kind.replace('/', '-')}", withheld=(kind,))
@@ -248,7 +248,7 @@ def _check_withheld(subject: _Subject, whole: ProtocolRun) -> None:
             fail(subject.name, f"calls {kind} withholdable, which its card does not declare.")
 
 
-def _check_absent_class(subject: _Subject) -> None:
+def _check_absent_class(subject: _ProtocolUnderTest) -> None:
     """A class that no client holds does no harm."""
     clients = {k: PartyData(d.x, d.y % (CLASSES - 1)) for k, d in records_of(subject.task).items()}
     run = subject.run("absent-class", clients=clients)
@@ -261,7 +261,7 @@ def _check_absent_class(subject: _Subject) -> None:
             )
 
 
-def _check_networks(subject: _Subject, run: ProtocolRun, unlike: bool = False) -> None:
+def _check_networks(subject: _ProtocolUnderTest, run: ProtocolRun, unlike: bool = False) -> None:
     """Every model is of its party's own network."""
     starts = common(unlike, subject.task).networks.initial(run.parties[:-1], run.setting.seed)
     for entry in run.rounds:
@@ -271,13 +271,13 @@ def _check_networks(subject: _Subject, run: ProtocolRun, unlike: bool = False) -
                 fail(subject.name, f"yields a model of {party} that is not of the network of {party}.")
 
 
-def _check_unlike(subject: _Subject) -> None:
+def _check_unlike(subject: _ProtocolUnderTest) -> None:
     """Clients may train unlike networks where the card says so."""
     if subject.cls.card.heterogeneous:
         _check_networks(subject, subject.run("unlike", unlike=True), unlike=True)
 
 
-def _check_cuda(subject: _Subject) -> None:
+def _check_cuda(subject: _ProtocolUnderTest) -> None:
     """It also runs on CUDA."""
     if torch.cuda.is_available():
         _check_complete(subject, subject.run("cuda", device="cuda"), "on CUDA")

@@ -177,7 +177,7 @@ class _CouplingTest:
         """Return how the random numbers of a pass over x (n, c, h, w) could be guessed or are shared, or None."""
         with _fixed_draws():
             before = generator_states()
-            with _Watch(len(x)) as watch:
+            with _RandomOperations(len(x)) as watch:
                 base = {"output": self._module.train()(x).detach().clone()}
             after = generator_states()
         if watch.problem or after[1:] != before[1:]:
@@ -188,7 +188,7 @@ class _CouplingTest:
         if not watch.draws or len(base["output"]) != len(x):
             return None
         for j in (0, len(x) - 1):
-            with _fixed_draws(), _Watch(len(x), j):
+            with _fixed_draws(), _RandomOperations(len(x), j):
                 tensors = {"output": self._module.train()(x).detach().clone()}
             rest = [i for i in range(len(x)) if i != j]
             if self._differs(base, tensors, rest) is not None:
@@ -297,7 +297,7 @@ class _Constant(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         return result
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+class _RandomOperations(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
     """Watches the random operations of a pass over `records` records.
 
     Args:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from fdaudit.models import Architecture
 
-__all__ = ["DETECTORS", "Detector", "Received"]
+__all__ = ["DETECTORS", "Detector", "ReceivedMessage"]
 
 _ROWS = 4096
 """Rows of a layer, or samples of a message, that are compared with each other."""
@@ -38,7 +38,7 @@ _OTHERS = 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Received:
+class ReceivedMessage:
     """A message as its receiver holds it, with what the receiver saw before.
 
     Attributes:
@@ -76,13 +76,13 @@ class Detector:
     """
 
     words: str
-    measure: Callable[[Received], float | None]
+    measure: Callable[[ReceivedMessage], float | None]
     own: bool = False
     others: bool = False
 
 
 _DETECTORS: dict[str, Detector] = {}
-_Measure = Callable[[Received], float | None]
+_Measure = Callable[[ReceivedMessage], float | None]
 
 
 def _detector(
@@ -98,7 +98,7 @@ def _detector(
 
 
 @_detector("change", "the norm of the change since the last one")
-def _change(received: Received) -> float | None:
+def _change(received: ReceivedMessage) -> float | None:
     """Return the L2 norm of the change since the message before."""
     if received.before is None:
         return None
@@ -116,7 +116,7 @@ def _change(received: Received) -> float | None:
     "the distance to the mean of the other senders' messages, over their median distance",
     others=True,
 )
-def _outlier(received: Received) -> float | None:
+def _outlier(received: ReceivedMessage) -> float | None:
     """Return the L2 distance to the mean of the other senders' messages, over their own median distance to it."""
     shapes = {name: tensor.shape for name, tensor in received.tensors.items() if tensor.is_floating_point()}
 
@@ -140,7 +140,7 @@ def _outlier(received: Received) -> float | None:
 
 
 @_detector("few-clients", "one over the number of clients that a sum says it has, or of votes that it counts")
-def _few_clients(received: Received) -> float | None:
+def _few_clients(received: ReceivedMessage) -> float | None:
     """Return one over the number of clients in a sum of updates, or of voters in counts of votes."""
     counts = received.tensors.get("counts")
     if counts is not None and counts.ndim == 2 and len(counts):
@@ -153,7 +153,7 @@ def _few_clients(received: Received) -> float | None:
 
 
 @_detector("nothing-new", "the share of values that are alike, or as the receiver had or sent them", own=True)
-def _nothing_new(received: Received) -> float | None:
+def _nothing_new(received: ReceivedMessage) -> float | None:
     """Return the share of entries that are a tensor's commonest value, or as in what the receiver had or sent last."""
     old, total = 0, 0
     for name, tensor in received.tensors.items():
@@ -173,7 +173,7 @@ def _nothing_new(received: Received) -> float | None:
 
 
 @_detector("equal-rows", "the share of equal rows in a layer")
-def _equal_rows(received: Received) -> float | None:
+def _equal_rows(received: ReceivedMessage) -> float | None:
     """Return the largest share of a layer's rows that are parallel to another row of the layer."""
     shares = []
     for tensor in received.tensors.values():
@@ -187,7 +187,7 @@ def _equal_rows(received: Received) -> float | None:
 
 
 @_detector("silence", "the share of first neurons silent on the receiver's own records", own=True)
-def _silence(received: Received) -> float | None:
+def _silence(received: ReceivedMessage) -> float | None:
     """Return the share of the first ReLU's outputs that are zero on the receiver's own records."""
     if received.records is None or received.network is None:
         return None
@@ -209,7 +209,7 @@ def _silence(received: Received) -> float | None:
 
 
 @_detector("certainty", "how certain the answers are")
-def _certainty(received: Received) -> float | None:
+def _certainty(received: ReceivedMessage) -> float | None:
     """Return 1 minus the mean entropy of the rows, over the entropy of a uniform row."""
     rows = _shares(received.tensors.get("values"))
     if rows is None or rows.shape[1] < 2:
@@ -219,7 +219,7 @@ def _certainty(received: Received) -> float | None:
 
 
 @_detector("disagreement", "the distance to the receiver's own answers", own=True)
-def _disagreement(received: Received) -> float | None:
+def _disagreement(received: ReceivedMessage) -> float | None:
     """Return the mean total-variation distance to the receiver's own answers on the same samples."""
     both = _on_same_samples(received)
     if both is None:
@@ -229,7 +229,7 @@ def _disagreement(received: Received) -> float | None:
 
 
 @_detector("other-classes", "the share of answers with another class than the receiver's own", own=True)
-def _other_classes(received: Received) -> float | None:
+def _other_classes(received: ReceivedMessage) -> float | None:
     """Return the share of samples whose likeliest class differs from the receiver's own answer."""
     both = _on_same_samples(received)
     if both is None:
@@ -238,7 +238,7 @@ def _other_classes(received: Received) -> float | None:
     return float((theirs.argmax(1) != own.argmax(1)).double().mean())
 
 
-def _on_same_samples(received: Received) -> tuple[Tensor, Tensor] | None:
+def _on_same_samples(received: ReceivedMessage) -> tuple[Tensor, Tensor] | None:
     """Return the message's rows and the receiver's own (m, C) on the samples that both name; None without any."""
     if received.answers is None:
         return None
@@ -282,7 +282,7 @@ def _shares(values: Tensor | None, classes: int = 0) -> Tensor | None:
 
 
 @_detector("repeats", "the share of samples that are repeated")
-def _repeats(received: Received) -> float | None:
+def _repeats(received: ReceivedMessage) -> float | None:
     """Return the share of samples that occur twice in the message, or in the one before it."""
     rows = _sample_rows(received.tensors)
     if rows is None or not len(rows):
@@ -304,7 +304,7 @@ def _sample_rows(tensors: Mapping[str, Tensor]) -> Tensor | None:
 
 
 @_detector("own-records", "the share of samples that are the receiver's own records", own=True)
-def _own_records(received: Received) -> float | None:
+def _own_records(received: ReceivedMessage) -> float | None:
     """Return the share of the samples that a message names or shows which equal a record of the receiver."""
     samples = received.tensors.get("samples")
     if samples is None and received.public is not None and "index" in received.tensors:

@@ -18,7 +18,7 @@ from fdaudit.errors import SpecError, nearest
 from fdaudit.kinds.vocabulary import ANSWERS
 from fdaudit.result import Noticed
 from fdaudit.transcript.messages import DEVIATION, Message
-from fdaudit.twin.detectors import DETECTORS, Received
+from fdaudit.twin.detectors import DETECTORS, ReceivedMessage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +114,7 @@ def _values(
     run: RunDirectory, messages: Sequence[Message], names: set[str], detectors: Sequence[str]
 ) -> Mapping[str, list[float | None]]:
     """Return the value of each detector for each message: the largest of its receivers', or None."""
-    record = _Record()
+    record = _MessageTensors()
     parties = {name: _Receiver(run, name, record) for name in sorted(names)}
     values: dict[str, list[float | None]] = {detector: [] for detector in detectors}
     for message in messages:
@@ -147,7 +147,7 @@ def _of_message(
     return values
 
 
-class _Record:
+class _MessageTensors:
     """The tensors of a run's messages; the last ones that were read are kept, since many receivers get the same."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class _Receiver:
         record: the run's tensors.
     """
 
-    def __init__(self, run: RunDirectory, name: str, record: _Record) -> None:
+    def __init__(self, run: RunDirectory, name: str, record: _MessageTensors) -> None:
         view = run.view(name)
         self._view = replace(view, messages=tuple(map(_unmarked, view.messages)))
         self._record, self._network = record, run.case.named_networks.of(name)
@@ -181,14 +181,14 @@ class _Receiver:
         self._records: Tensor | None = None
         if name in self._view.own_data:
             self._records, _ = self._view.own_data[name]
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, _SeenMessage] = {}
         self._alike: dict[tuple[str, int, int], list[Message]] = {}
         last: dict[tuple[str, str], Message] = {}  # by kind and sender
         answers: Message | None = None
         for message in self._view.messages:
             stream = (message.kind, message.sender)
             own = last.get((message.kind, name))
-            self._seen[message.seq] = _Seen(message, last.get(stream), answers, own)
+            self._seen[message.seq] = _SeenMessage(message, last.get(stream), answers, own)
             last[stream] = message
             self._alike.setdefault(_turn(message), []).append(message)
             if message.sender == name and message.kind in _ANSWERS and message.payload is not None:
@@ -201,7 +201,7 @@ class _Receiver:
             return -1
         return before.seq
 
-    def received(self, seq: int, others: bool) -> Received:
+    def received(self, seq: int, others: bool) -> ReceivedMessage:
         """Return a message as this party holds it, with those of other senders if they are asked for."""
         message, before, answers, own = self._seen[seq]
         from_others: list[Message] = []
@@ -209,7 +209,7 @@ class _Receiver:
             alike = self._alike[_turn(message)]
             from_others = [other for other in alike if other.sender != message.sender and other.payload]
         of_model = message.kind == "model_parameters"
-        return Received(
+        return ReceivedMessage(
             tensors=self._record.tensors(self._view, message),
             fields=message.fields,
             before=self._tensors(before),
@@ -227,7 +227,7 @@ class _Receiver:
         return self._record.tensors(self._view, message)
 
 
-class _Seen(NamedTuple):
+class _SeenMessage(NamedTuple):
     """A message that a receiver saw, the one before it in its stream, and the receiver's own last messages.
 
     Attributes:

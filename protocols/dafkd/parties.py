@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .config import DaFKDConfig
 
-__all__ = ["Client", "Server", "Update", "Upload", "initial_generator"]
+__all__ = ["ArrivedModels", "DaFKDClient", "DaFKDServer", "DaFKDUpdate", "initial_generator"]
 
 _GAN = (0.5, 0.999)
 """Adam's moments for the generator, as GANs have them since Radford 2016."""
@@ -46,7 +46,7 @@ def initial_generator(config: DaFKDConfig, setting: Setting) -> nn.Module:
 
 
 @dataclass(frozen=True, eq=False)
-class Update:
+class DaFKDUpdate:
     """The result of one client's round.
 
     Attributes:
@@ -64,7 +64,7 @@ class Update:
     loss: float
 
 
-class Client:
+class DaFKDClient:
     """Client k: its records, and its discriminator, which never comes from another party but for w's extractor."""
 
     def __init__(self, name: str, data: PartyData, config: DaFKDConfig, setting: Setting) -> None:
@@ -77,7 +77,7 @@ class Client:
         self._G = initial_generator(config, setting).to(device)
         self._x, self._y = data.x, data.y
 
-    def update(self, t: int, w: _Tensors, g: _Tensors, guard: Guard | None = None) -> Update:
+    def update(self, t: int, w: _Tensors, g: _Tensors, guard: Guard | None = None) -> DaFKDUpdate:
         """Train locally in round `t` from the global classifier `w` and generator `g`.
 
         Args:
@@ -120,7 +120,7 @@ class Client:
                     later.append(size)
         for size in later:  # θ_k^g <- argmax L_adv, against the discriminator as it now stands
             generator.step(self._generator_loss(size, noise, own_classes=guard is None))
-        return Update(
+        return DaFKDUpdate(
             w=parameters_of(self._net),
             d=parameters_of(self._D),
             g=parameters_of(self._G),
@@ -228,7 +228,7 @@ class Client:
 
 
 @dataclass(frozen=True, eq=False)
-class Upload:
+class ArrivedModels:
     """A client's messages that arrived; w always did."""
 
     w: Delivery
@@ -236,7 +236,7 @@ class Upload:
     g: Delivery | None
 
 
-class Server:
+class DaFKDServer:
     """The server's arithmetic; the protocol's `state` holds its data between rounds."""
 
     def __init__(self, config: DaFKDConfig, setting: Setting) -> None:
@@ -258,7 +258,7 @@ class Server:
             samples: Tensor = self._G(z.to(device), y.to(device))
         return samples
 
-    def target(self, uploads: Sequence[Upload], x: Tensor) -> Tensor:
+    def target(self, uploads: Sequence[ArrivedModels], x: Tensor) -> Tensor:
         """Return Eq. 7 and the ensemble of Eq. 8 (n, C) from the clients' uploads."""
         of_scores = self._config.ensemble == "logits"
         predicted, scores = [], list[Tensor | None]()

@@ -21,7 +21,7 @@ from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Delivery
 
 from .config import DaFKDConfig
-from .parties import Client, Server, Update, Upload, initial_generator
+from .parties import ArrivedModels, DaFKDClient, DaFKDServer, DaFKDUpdate, initial_generator
 
 __all__ = ["DaFKD"]
 
@@ -246,8 +246,8 @@ class DaFKD:
             setting.trainers["server"],
             {k: len(d) for k, d in setting.clients.items()},
         )
-        self._clients = {k: Client(k, data, config, setting) for k, data in setting.clients.items()}
-        self._server = Server(config, setting)
+        self._clients = {k: DaFKDClient(k, data, config, setting) for k, data in setting.clients.items()}
+        self._server = DaFKDServer(config, setting)
         self.state: dict[str, Tensor] = {}
         put(self.state, "server/w/", copies_of(setting.initial["server"]))
         put(self.state, "server/g/", parameters_of(initial_generator(config, setting)))
@@ -294,14 +294,14 @@ class DaFKD:
         tensors = take(self.state, f"server/{model}/")
         return self._arrived(self._wire.send("server", receivers, kind, tensors, inputs=inputs), kind)
 
-    def _average_generators(self, uploads: Mapping[str, Upload]) -> None:
+    def _average_generators(self, uploads: Mapping[str, ArrivedModels]) -> None:
         """Apply Eq. 4 to the generators that arrived; without any the generator stays the same."""
         generators = {k: u.g for k, u in uploads.items() if u.g is not None}
         if generators:
             put(self.state, "server/g/", self._average(generators))
             self._set_basis("g", [*(g.seq for g in generators.values()), *self._count_seqs(generators)])
 
-    def _aggregate(self, t: int, uploads: Mapping[str, Upload]) -> float:
+    def _aggregate(self, t: int, uploads: Mapping[str, ArrivedModels]) -> float:
         """Compute ŵ_{t+1} and distil it; without uploads the classifier stays the same. Return the mean KL."""
         if not uploads:
             return 0.0
@@ -366,7 +366,7 @@ class DaFKD:
                 self.state[f"server/n/{k}"] = n_k["n"].cpu()
                 self.state[f"server/n_seq/{k}"] = torch.tensor(n_k.seq)
 
-    def _train(self, t: int, selected: Sequence[str], w_t: Delivery, g_t: Delivery) -> dict[str, Update]:
+    def _train(self, t: int, selected: Sequence[str], w_t: Delivery, g_t: Delivery) -> dict[str, DaFKDUpdate]:
         """Run the selected clients' local work; on a CPU in as many threads as allowed."""
         guards = {k: self._local.guard(k, self.config.steps) for k in selected}
         outcomes = self._trainer.apart(
@@ -380,14 +380,14 @@ class DaFKD:
         return updates
 
     def _upload(
-        self, updates: Mapping[str, Update], g_t: Delivery
-    ) -> tuple[dict[str, Upload], dict[int, Tensor]]:
+        self, updates: Mapping[str, DaFKDUpdate], g_t: Delivery
+    ) -> tuple[dict[str, ArrivedModels], dict[int, Tensor]]:
         """Send the clients' models; return what arrived, and the records behind each message.
 
         The default `inputs` say that a client's discriminator layer depends on all it ever held. A recorded training
         defence replaces them by the layer's actual inputs.
         """
-        uploads, batches = dict[str, Upload](), dict[int, Tensor]()
+        uploads, batches = dict[str, ArrivedModels](), dict[int, Tensor]()
         for k, update in updates.items():
             inputs = basis_of(self.state, k)
             w = self._wire.send(k, ["server"], "model_parameters", update.w, inputs=inputs)
@@ -398,7 +398,7 @@ class DaFKD:
             g = self._wire.send(k, ["server"], "generator_parameters", update.g, inputs=inputs)
             batches |= {message.seq: update.batch for message in (w, d) if message is not None}
             if w is not None:  # otherwise the client went silent: the round goes on without it
-                uploads[k] = Upload(w, d, g)
+                uploads[k] = ArrivedModels(w, d, g)
         return uploads, batches
 
     @staticmethod

@@ -21,7 +21,7 @@ from .._uploads import ModelUploads
 from ..feddf import weighted_mean
 from ..fedgen.generator import class_shares
 from .config import FedFTGConfig
-from .server import Server
+from .server import FedFTGServer
 
 __all__ = ["FedFTG"]
 
@@ -93,7 +93,7 @@ class FedFTG(ModelUploads):
     def __init__(self, config: FedFTGConfig, setting: Setting) -> None:
         super().__init__(config, setting)
         self.config, self._classes = config, setting.classes
-        self._server = Server(config, setting)
+        self._server = FedFTGServer(config, setting)
         self.state: dict[str, Tensor] = {}
         put(self.state, "server/w/", copies_of(setting.initial["server"]))
         put(self.state, "server/g/", self._server.generator())

@@ -18,10 +18,10 @@ from ..fedgen.generator import likeness
 from .config import FedFTGConfig
 from .losses import disagreement, soft_cross_entropy, weighted_cross_entropy
 
-__all__ = ["Server"]
+__all__ = ["FedFTGServer"]
 
 
-class Server:
+class FedFTGServer:
     """The server's fine-tuning; the protocol's `state` holds its generator between rounds."""
 
     def __init__(self, config: FedFTGConfig, setting: Setting) -> None:

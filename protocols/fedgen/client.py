@@ -24,11 +24,11 @@ from fdaudit.federation.kit import (
 from .config import FedGENConfig
 from .generator import initial_generator, noise_and_classes
 
-__all__ = ["Client", "Update"]
+__all__ = ["FedGenClient", "FedGenUpdate"]
 
 
 @dataclass(frozen=True, eq=False)
-class Update:
+class FedGenUpdate:
     """The result of one client's round.
 
     Attributes:
@@ -42,7 +42,7 @@ class Update:
     loss: float
 
 
-class Client:
+class FedGenClient:
     """Client k and its records; the protocol's `state` holds its model between rounds."""
 
     def __init__(self, name: str, config: FedGENConfig, setting: Setting) -> None:
@@ -54,7 +54,7 @@ class Client:
 
     def update(
         self, t: int, theta: Mapping[str, Tensor], w: Mapping[str, Tensor], guard: Guard | None
-    ) -> Update:
+    ) -> FedGenUpdate:
         """Train locally in round `t` from a whole model `theta`, with the server's generator `w`.
 
         Args:
@@ -85,7 +85,7 @@ class Client:
                     )
                     losses.append(value)
                 batches.append(batch)
-        return Update(learner.parameters(), torch.cat(batches), sum(losses) / len(losses))
+        return FedGenUpdate(learner.parameters(), torch.cat(batches), sum(losses) / len(losses))
 
     def _guarded_step(
         self, t: int, learner: Learner, guard: Guard, on_generated: Tensor, target: Tensor | None, rate: float

@@ -36,7 +36,7 @@ from fdaudit.federation.kit import (
     take,
 )
 
-from .client import Client
+from .client import FedGenClient
 from .config import FedGENConfig
 from .generator import class_shares, ensemble_loss, initial_generator, likeness, noise_and_classes
 
@@ -176,7 +176,7 @@ class FedGEN(SimpleProtocol):
         trainer, initial = setting.trainers["server"], setting.initial["server"]
         self._head, self._device = shared_network(trainer.network(initial)).eval().head, trainer.device
         self._shared_names = [n for n in initial if self._whole or n.startswith("head.")]
-        self._parties = {k: Client(k, config, setting) for k in self.clients}
+        self._parties = {k: FedGenClient(k, config, setting) for k in self.clients}
         adam = Optimizer(lr=config.generator_lr, weight_decay=config.generator_weight_decay)
         self._G = Learner("server", initial_generator(config, setting), adam, self._device)
         put(self.state, "server/generator/", self._G.state())

@@ -25,7 +25,7 @@ from fdaudit.transcript.messages import ALL
 if TYPE_CHECKING:
     from .config import FedIODConfig
 
-__all__ = ["GAN", "Answer", "Client", "laid_out"]
+__all__ = ["GAN", "Answer", "FedIODClient", "laid_out"]
 
 GAN = (0.5, 0.999)
 """Adam's moments for G and D_k, as GANs have them since Radford 2016; the student has Adam's own."""
@@ -48,7 +48,7 @@ class Answer:
     loss: float
 
 
-class Client:
+class FedIODClient:
     """Client k: its records, its task model T_k, frozen after stage 1, and its discriminator D_k.
 
     Attributes:

@@ -21,8 +21,8 @@ from fdaudit.transcript.messages import DATA, DRAWN
 from fdaudit.transcript.wire import Delivery
 
 from .config import FedIODConfig
-from .parties import Answer, Client
-from .server import Server
+from .parties import Answer, FedIODClient
+from .server import FedIODServer
 from .votes import count_votes, shares_of
 
 __all__ = ["FedIOD", "FedIODConfig"]
@@ -308,8 +308,8 @@ class FedIOD:
         if config.outputs == "votes" and not self._task.labels.one_class:
             problem = "needs one class a record: a vote names one"
             raise SpecError("protocol.params.outputs", "votes", problem, "Set outputs to 'logits'.")
-        self._clients = {k: Client(k, data, config, setting) for k, data in setting.clients.items()}
-        self._server = Server(config, setting)
+        self._clients = {k: FedIODClient(k, data, config, setting) for k, data in setting.clients.items()}
+        self._server = FedIODServer(config, setting)
         self.state: dict[str, Tensor] = {}
         self._save()
 

@@ -30,13 +30,13 @@ from .parties import GAN, laid_out
 if TYPE_CHECKING:
     from .config import FedIODConfig
 
-__all__ = ["Replay", "Server"]
+__all__ = ["FedIODServer", "Replay"]
 
 
 _MOMENTUM = 0.9
 
 
-class Server:
+class FedIODServer:
     """The server: generator G, student S, the clients' class counts, and stored samples to distil again."""
 
     def __init__(self, config: FedIODConfig, setting: Setting) -> None:

@@ -4,10 +4,10 @@ from fdaudit.models.density_ratio import DensityRatio, KuLSIF, NystromKuLSIF
 
 from .config import SelectiveFDConfig
 from .protocol import SelectiveFD
-from .selectors import Box, DensitySelector, Selection, confidence, energy, fit_density
+from .selectors import BoundingBox, DensitySelector, Selection, confidence, energy, fit_density
 
 __all__ = [
-    "Box",
+    "BoundingBox",
     "DensityRatio",
     "DensitySelector",
     "KuLSIF",

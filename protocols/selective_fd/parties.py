@@ -22,9 +22,9 @@ from fdaudit.training.trainer import Job, Parameters, draw_batches
 from fdaudit.transcript.messages import ALL
 from fdaudit.transcript.samples import narrow, sample_index
 
-from .selectors import Box, Selection, confidence, energy, fit_density, threshold
+from .selectors import BoundingBox, Selection, confidence, energy, fit_density, threshold
 
-__all__ = ["Client", "Server"]
+__all__ = ["SelectiveFDClient", "SelectiveFDServer"]
 
 _MOST_VALIDATED = 1000
 """Largest number of validation records behind the threshold of a selector by outputs."""
@@ -33,7 +33,7 @@ Predict = Callable[[Tensor], Tensor]
 """Images (n, c, h, w) to a client's own logits (n, C)."""
 
 
-class Client:
+class SelectiveFDClient:
     """One client: its records, its model, and the samples that its selector lets it answer.
 
     Args:
@@ -68,7 +68,7 @@ class Client:
         self._data, self._public, self._classes = data, public, classes
         self._settings, self._seed = settings, seed
 
-    def prepare(self, represent: Callable[[Tensor], Tensor], box: Box) -> None:
+    def prepare(self, represent: Callable[[Tensor], Tensor], box: BoundingBox) -> None:
         """Fit the client-side selector, unless it depends on the model, and apply it to every proxy sample."""
         if self._settings.selector == "density-ratio":
             selector = fit_density(
@@ -140,7 +140,7 @@ class Client:
 
 
 @dataclass(frozen=True, eq=False)
-class Server:
+class SelectiveFDServer:
     """The server: it knows the number of proxy samples and its received messages.
 
     Args:

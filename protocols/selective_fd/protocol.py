@@ -21,8 +21,8 @@ from fdaudit.transcript.messages import ALL
 from fdaudit.transcript.wire import Delivery
 
 from .config import SelectiveFDConfig
-from .parties import Client, Server
-from .selectors import Box
+from .parties import SelectiveFDClient, SelectiveFDServer
+from .selectors import BoundingBox
 
 __all__ = ["SelectiveFD", "SelectiveFDConfig"]
 
@@ -263,9 +263,11 @@ class SelectiveFD:
         self._local = setting.local
         self._public, self._represent = setting.public, _representation(config, setting)
         self._bounded = setting.task.inputs.bounded
-        self._server = Server(len(setting.public), setting.classes, config.tau_server, setting.seed)
+        self._server = SelectiveFDServer(
+            len(setting.public), setting.classes, config.tau_server, setting.seed
+        )
         self._clients = {
-            k: Client(
+            k: SelectiveFDClient(
                 k,
                 data,
                 setting.initial[k],
@@ -321,7 +323,7 @@ class SelectiveFD:
         if self.config.selector == "density-ratio":
             points = represent(public)
             unit = self._bounded and self.config.space == "input"
-            box = Box.unit(points.shape[1]) if unit else Box.around(points)
+            box = BoundingBox.unit(points.shape[1]) if unit else BoundingBox.around(points)
             for client in self._clients.values():
                 client.prepare(represent, box)
         self._train("warm-up", 0, self.config.warm_up_steps)

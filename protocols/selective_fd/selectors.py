@@ -31,7 +31,7 @@ from fdaudit.models.density_ratio import (
 from fdaudit.rng import child, child_seed
 
 __all__ = [
-    "Box",
+    "BoundingBox",
     "ClassDensity",
     "DensitySelector",
     "Selection",
@@ -68,19 +68,19 @@ class Selection(ProtocolConfig):
 
 
 @dataclass(frozen=True, eq=False)
-class Box:
+class BoundingBox:
     """The smallest box around the space of densities: lower and upper bounds (d,)."""
 
     low: Tensor
     high: Tensor
 
     @classmethod
-    def unit(cls, d: int) -> Box:
+    def unit(cls, d: int) -> BoundingBox:
         """Return [0, 1]^d, the box of images."""
         return cls(torch.zeros(d), torch.ones(d))
 
     @classmethod
-    def around(cls, points: Tensor) -> Box:
+    def around(cls, points: Tensor) -> BoundingBox:
         """Return the bounding box of points (n, d)."""
         return cls(points.amin(0), points.amax(0))
 
@@ -124,7 +124,7 @@ def fit_density(
     settings: Selection,
     *,
     represent: Callable[[Tensor], Tensor],
-    box: Box,
+    box: BoundingBox,
     seed: int,
     party: str,
 ) -> DensitySelector:

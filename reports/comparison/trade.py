@@ -21,7 +21,7 @@ from ..drawings.figures import (
     MARKERS,
     MUTED,
     RULE,
-    Frame,
+    Axes,
     inline,
     plain,
     svg_curve,
@@ -34,7 +34,7 @@ from ..text import NBSP, kilobytes
 
 __all__ = ["Panel", "Reach", "TradePoint", "key_line", "key_mark", "panels"]
 
-_FRAME = Frame(width=270, height=204, left=42, right=254, top=8, bottom=162)
+_FRAME = Axes(width=270, height=204, left=42, right=254, top=8, bottom=162)
 _HALF = 4.0
 """Half the width of a mark, in points."""
 _SIZE = 9.0

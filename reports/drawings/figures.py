@@ -29,8 +29,8 @@ __all__ = [
     "RULE",
     "SETTINGS",
     "STYLES",
+    "Axes",
     "ForestRow",
-    "Frame",
     "forest_chart",
     "inline",
     "plain",
@@ -117,7 +117,7 @@ def _utility_drawing(curve: tuple[CurvePoint, ...]) -> str:
         measured = "Dice"
 
     last = max(1, *(p.round for p in curve))  # a single round still needs an axis
-    frame = Frame(width=352.8, height=198.0, left=40.6, right=241.7, top=7.9, bottom=164.3)
+    frame = Axes(width=352.8, height=198.0, left=40.6, right=241.7, top=7.9, bottom=164.3)
     x, y = frame.across(0, last), frame.up(0, 101)
     parts = []
     for tick, text in ticks(0, 101):
@@ -193,7 +193,7 @@ def _forest(rows: tuple[ForestRow, ...], chance: float | None, axis: str) -> str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frame:
+class Axes:
     """The axes of a chart, in points from the top left corner of a drawing."""
 
     width: float
@@ -312,7 +312,7 @@ def _roc(curves: tuple[tuple[str, Roc], ...], worst: str) -> str:
         rates += [rate for rate in (*roc.fpr, *roc.tpr) if rate > 0]
     floor = 10.0 ** (_floor_decade(min(rates, default=0.01)))
 
-    frame = Frame(width=259.2, height=244.8, left=50.0, right=246.0, top=12.0, bottom=208.0)
+    frame = Axes(width=259.2, height=244.8, left=50.0, right=246.0, top=12.0, bottom=208.0)
     decades = math.log10(floor)
 
     def place(fpr: float, tpr: float) -> tuple[float, float]:
@@ -386,7 +386,7 @@ def shares_chart(
 
 @lru_cache(maxsize=_KEPT)
 def _shares(truth: tuple[float, ...], guess: tuple[float, ...], prior: tuple[float, ...]) -> str:
-    frame = Frame(width=208.8, height=136.8, left=35.5, right=204.6, top=5.5, bottom=104.0)
+    frame = Axes(width=208.8, height=136.8, left=35.5, right=204.6, top=5.5, bottom=104.0)
     most = 100 * max(*truth, *guess, *prior, 0.01)
     room = (frame.right - frame.left) / len(truth)
     disc, dash, bar = min(4.5, 0.75 * room) / 2, min(9.0, 0.9 * room) / 2, 0.35 * room

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fdaudit.cluster import jobs
-from fdaudit.cluster.jobs import Job, work
-from fdaudit.cluster.worker import Line, Task
+from fdaudit.cluster.jobs import ClusterJob, work
+from fdaudit.cluster.worker import ClusterTask, Line
 from fdaudit.errors import IntegrityError
 
 ray = pytest.importorskip("ray")
@@ -25,7 +25,7 @@ CRASH = ray.exceptions.WorkerCrashedError()
 LOST = "the worker that ran it was lost 3 times, last: "
 
 
-class Recorded(Job):
+class Recorded(ClusterJob):
     """Notes the files of its outcome."""
 
     def accept(self, outcome: Line) -> None:
@@ -41,7 +41,7 @@ class Worker:
     def __init__(self, *attempts: list[Any]) -> None:
         self.attempts, self.sent, self.cancelled = iter(attempts), list[Any](), list[Any]()
 
-    def remote(self, task: Task) -> Any:
+    def remote(self, task: ClusterTask) -> Any:
         self.sent.append(list(task.files))
         return iter(next(self.attempts))
 
@@ -66,7 +66,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worker]:
 
 
 def job(number: int = 0, kind: str | None = None, needed: Path = Path("x")) -> Recorded:
-    task = Task(module="x", piece={"run": needed}, mark=Path("x"), needed="run", files=[], reused=False)
+    task = ClusterTask(
+        module="x", piece={"run": needed}, mark=Path("x"), needed="run", files=[], reused=False
+    )
     return Recorded(number=number, kind=kind, task=task)
 
 
@@ -111,7 +113,7 @@ def test_results_of_one_node_are_sent_with_the_tasks_that_follow(cluster: Callab
         one.task = replace(one.task, results=results)
     remote = worker.remote
 
-    def noted(task: Task) -> Any:
+    def noted(task: ClusterTask) -> Any:
         sent.append(list(task.results))
         return remote(task)
 

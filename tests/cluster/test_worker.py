@@ -19,7 +19,7 @@ import pytest
 import fdaudit
 from fdaudit.cluster import worker
 from fdaudit.cluster.transfer import changes, write_tree
-from fdaudit.cluster.worker import Task, serve
+from fdaudit.cluster.worker import ClusterTask, serve
 from fdaudit.evaluation.runner import Piece
 from fdaudit.parallel.pool import Pool, _standing
 from fdaudit.storage.cache import DIRECTORY, KEY
@@ -34,7 +34,7 @@ WRITTEN = ("attacks", "vault/rehearsal", "vault/scores")
 
 
 def test_a_node_with_other_versions_does_nothing(tmp_path: Path) -> None:
-    task = Task(
+    task = ClusterTask(
         module=ATTACKS,
         piece={},
         mark=tmp_path,
@@ -122,10 +122,10 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_processes: None
 
 def task(
     run: fdaudit.Run, at: Path, name: str, adversary: str, mark: Path, files: list[Any], **more: Any
-) -> Task:
+) -> ClusterTask:
     attack = next(a for a in run.case.attacks if a.name == name)
     piece = Piece(at, attack, (adversary,)).to_json()
-    return Task(module=ATTACKS, piece=piece, mark=mark, needed="run", files=files, reused=True, **more)
+    return ClusterTask(module=ATTACKS, piece=piece, mark=mark, needed="run", files=files, reused=True, **more)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from fdaudit.evaluation.budget import (
     Clock,
     Cost,
     Deadline,
-    Setting,
+    ReducibleSetting,
     allot,
     for_attacks,
     forget_budget,
@@ -46,13 +46,16 @@ def cost(attack: str, seconds: float, *shared: str, **changes: Any) -> Cost:
         adversaries=("server", "world"),
         seconds=seconds,
         shared=shared or ("none",),
-        settings={"shadows": Setting(asked=200, least=50), "steps": Setting(asked=2000, least=100)},
+        settings={
+            "shadows": ReducibleSetting(asked=200, least=50),
+            "steps": ReducibleSetting(asked=2000, least=100),
+        },
     )
     return replace(made, **changes)
 
 
-def one(name: str, asked: int, least: int, work: Any = "multiplies") -> dict[str, Setting]:
-    return {name: Setting(asked=asked, least=least, work=work)}
+def one(name: str, asked: int, least: int, work: Any = "multiplies") -> dict[str, ReducibleSetting]:
+    return {name: ReducibleSetting(asked=asked, least=least, work=work)}
 
 
 def numbers(budget: Budget, attack: str) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fdaudit.protocols.fedgen.client import Client
+from fdaudit.protocols.fedgen.client import FedGenClient
 from fdaudit.protocols.fedgen.generator import FeatureGenerator, ensemble_loss, likeness
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -124,7 +124,7 @@ def test_a_client_s_upload_is_what_another_writing_of_eq_5_gives(tmp_path: Any) 
 def test_a_record_s_loss_depends_on_no_other_record(tmp_path: Any) -> None:
     """As DP-SGD needs: the loss of a batch is the sum of the losses of its records, in any order."""
     ran = run(tmp_path / "a", "fedgen", BASE, rounds=2)
-    client = Client("client/0", configured("fedgen", BASE), ran.setting)
+    client = FedGenClient("client/0", configured("fedgen", BASE), ran.setting)
     _, target = client._on_generated(1, child(0, "noise"))
     with torch.no_grad():
         whole = client._on_records(1, torch.arange(9), target)

@@ -23,7 +23,7 @@ from fdaudit.planning.case import Case
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child_seed
 from fdaudit.scoring.evidence import EvidenceScores, draws_of, evidence_of
-from fdaudit.scoring.goals.scorer import Inputs, Scores
+from fdaudit.scoring.goals.scorer import Scores, ScoringInputs
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.scoring import Scorer
 from fdaudit.spec.schema import load_spec
@@ -136,7 +136,7 @@ def _scorer(case: Case, folder: Path) -> Scorer:
     behind = {str(k + 1): torch.arange(BEHIND) for k in range(len(case.clients))}
     vault.save("truth/000000", behind)
     answering: Any = None  # copies of models alone need it
-    return Scorer(Inputs(truth=Truth(case, vault), run=folder, answering=answering, encode=None))
+    return Scorer(ScoringInputs(truth=Truth(case, vault), run=folder, answering=answering, encode=None))
 
 
 def _scored(scorer: Scorer, kind: Kind, cell: str) -> Scores:

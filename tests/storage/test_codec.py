@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fdaudit.goals.guess import Long, Note, Numbers, Real, Share, Whole
-from fdaudit.storage.codec import Codec, Received
+from fdaudit.storage.codec import Codec, ReceivedTensors
 
 
 class Speaks(Protocol):
@@ -72,7 +72,7 @@ def crossed(value: Any, hint: Any = Everything, most: int | None = None) -> Any:
         return f"t{len(tensors) - 1}"
 
     packed = json.loads(json.dumps(CODEC.pack(value, hint, keep), allow_nan=False))
-    return CODEC.unpack(packed, hint, Received(tensors, most), "here")
+    return CODEC.unpack(packed, hint, ReceivedTensors(tensors, most), "here")
 
 
 def whole(**changes: Any) -> Everything:
@@ -167,12 +167,12 @@ def test_what_an_annotation_does_not_allow_is_not_packed(changes: dict[str, Any]
 def test_what_an_annotation_does_not_allow_is_not_unpacked(hint: Any, value: Any, said: str) -> None:
     sent = {"t0": torch.zeros(2), "complex": torch.zeros(2, dtype=torch.complex64)}
     with pytest.raises((TypeError, ValueError), match=said):
-        CODEC.unpack(value, hint, Received(sent), "here")
+        CODEC.unpack(value, hint, ReceivedTensors(sent), "here")
 
 
 def test_uses_and_bytes_are_bounded_after_conversion() -> None:
     sent = {"t0": torch.zeros(100, dtype=torch.uint8)}
-    received = Received(sent, most=3, most_bytes=1600)
+    received = ReceivedTensors(sent, most=3, most_bytes=1600)
     first, second = (CODEC.unpack("t0", FLOATS, received) for _ in range(2))
     assert first is second
     with pytest.raises(ValueError, match="would take 2,400 bytes, more than 1,600"):

@@ -14,12 +14,12 @@ from fdaudit.errors import SpecError
 from fdaudit.models import Architecture, architecture
 from fdaudit.result import Noticed
 from fdaudit.spec.schema import ModelSpec
-from fdaudit.twin.detectors import DETECTORS, Received
+from fdaudit.twin.detectors import DETECTORS, ReceivedMessage
 from fdaudit.twin.notice import _judged, refuse_unknown_detectors
 
 
 def measured(name: str, tensors: dict[str, Tensor], **seen: Any) -> float | None:
-    return DETECTORS[name].measure(Received(tensors=tensors, **seen))
+    return DETECTORS[name].measure(ReceivedMessage(tensors=tensors, **seen))
 
 
 def drawn(*shape: int, seed: int = 1) -> Tensor:

@@ -31,8 +31,8 @@ __all__ = [
     "CONFIDENCE",
     "MOST_CANDIDATES",
     "WORKS",
+    "ControlRecord",
     "PairedCandidates",
-    "Recorded",
     "design",
     "on_coins",
     "settled",
@@ -120,7 +120,7 @@ def settled(trainer: Trainer, weights: Parameters, x: Tensor) -> Parameters:
     return parameters_of(network)
 
 
-class Recorded(NamedTuple):
+class ControlRecord(NamedTuple):
     """A record of which members follow, or do not.
 
     Attributes:
@@ -138,8 +138,8 @@ def on_coins(
     attack: AttackPlan,
     case: Case,
     coins: PairedCandidates,
-    positive: Recorded,
-    negative: Recorded,
+    positive: ControlRecord,
+    negative: ControlRecord,
     *,
     knowledge: Knowledge | None = None,
     public: Tensor | None = None,

@@ -16,8 +16,8 @@ from fdaudit.evaluation.controls._case import VICTIM, Attempt, Figures, SmallCas
 from fdaudit.evaluation.controls._membership import (
     CONFIDENCE,
     WORKS,
+    ControlRecord,
     PairedCandidates,
-    Recorded,
     design,
     on_coins,
     settled,
@@ -106,7 +106,7 @@ def _logits(
     samples = f"{share} on {len(public)} public samples of {1 + _OTHERS} clients"
     fitted = f"under random labels ({accuracy:.0%} fitted)"
 
-    def recorded(what: str, models: Sequence[Parameters]) -> Recorded:
+    def recorded(what: str, models: Sequence[Parameters]) -> ControlRecord:
         trainer, index = case.trainer(), torch.arange(len(public))
         clients = [f"client/{k}" for k in range(len(models))]
         parties = ("server", *clients, "world")
@@ -115,11 +115,13 @@ def _logits(
             messages = []
             for client, values in zip(clients, logits, strict=True):
                 messages.append((client, "server", "logits", {"index": index, "values": values}))
-            return Recorded(what, said(attack, case, messages, parties=parties))
+            return ControlRecord(what, said(attack, case, messages, parties=parties))
         mean = {"index": index, "values": torch.stack(logits).mean(0)}
         message = ("server", "world", "ensemble_labels", mean)
         settings = {"share": "logits"}
-        return Recorded(what, said(attack, case, [message], to="world", parties=parties, public=settings))
+        return ControlRecord(
+            what, said(attack, case, [message], to="world", parties=parties, public=settings)
+        )
 
     return on_coins(
         attack,

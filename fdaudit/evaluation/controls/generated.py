@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fdaudit.evaluation.controls._case import VICTIM, Attempt, Figures, Sent, SmallCase, knowing, said
-from fdaudit.evaluation.controls._membership import Recorded, design, on_coins
+from fdaudit.evaluation.controls._membership import ControlRecord, design, on_coins
 from fdaudit.evaluation.controls.gradients import LEAST_GAIN_DB, closer, no_closer
 from fdaudit.goals import GOALS
 from fdaudit.goals.reconstruction import Reconstruction
@@ -51,12 +51,12 @@ def generated_samples(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
     coins = design(attack, case, share=_SHARE)
     generator = child(case.seed, "control", attack.name, "noise")
 
-    def recorded(of: str, images: Tensor) -> Recorded:
+    def recorded(of: str, images: Tensor) -> ControlRecord:
         repeated = images.repeat(_COPIES, 1, 1, 1)
         noise = _SPREAD * torch.randn(repeated.shape, generator=generator)
         message = ("server", VICTIM, "generated_samples", {"samples": (repeated + noise).clamp(0, 1)})
         what = f"generated samples repeat {len(images)} auxiliary images {_COPIES} times under noise of {_SPREAD:g}"
-        return Recorded(f"{what}{of}", said(attack, case, [message]))
+        return ControlRecord(f"{what}{of}", said(attack, case, [message]))
 
     return on_coins(
         attack,
@@ -79,7 +79,7 @@ def scored_samples(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
         f"scores and gradients of a discriminator over {steps} steps of {_SAMPLES} samples, of which it tells"
     )
 
-    def recorded(of: str, records: Tensor) -> Recorded:
+    def recorded(of: str, records: Tensor) -> ControlRecord:
         draws = child(case.seed, "control", attack.name, "samples")
         D = build_discriminator(draws, int(_SCORED["discriminator_width"]), case.dataset.input_shape)
         learner = Learner(VICTIM, D, Optimizer(lr=_SCORED["adam_lr"], betas=(0.5, 0.999)))
@@ -101,7 +101,7 @@ def scored_samples(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
             ]
             loss = nn.functional.softplus(-on_real).mean() + nn.functional.softplus(on_samples).mean()
             learner.step(loss, annealed(_SCORED["adam_lr"], 0.0, t, steps))
-        return Recorded(f"{how} {of}", said(attack, case, messages, public=_SCORED))
+        return ControlRecord(f"{how} {of}", said(attack, case, messages, public=_SCORED))
 
     return on_coins(
         attack,
@@ -129,8 +129,8 @@ def compared_records(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
             attack,
             case,
             coins,
-            Recorded(f"{pairs} auxiliary records {how}, against {pairs} others", of_members),
-            Recorded(f"{rest} auxiliary records {how} that are no candidates", of_others),
+            ControlRecord(f"{pairs} auxiliary records {how}, against {pairs} others", of_members),
+            ControlRecord(f"{rest} auxiliary records {how} that are no candidates", of_others),
         )
     x, y = case.auxiliary
     generator = child(case.seed, "control", attack.name, "victims")

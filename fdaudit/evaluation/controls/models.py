@@ -12,8 +12,8 @@ from fdaudit.adversary.oracle import Oracle, answer
 from fdaudit.evaluation.controls._case import Sent, SmallCase, knowing, said
 from fdaudit.evaluation.controls._membership import (
     MOST_CANDIDATES,
+    ControlRecord,
     PairedCandidates,
-    Recorded,
     design,
     on_coins,
     settled,
@@ -63,13 +63,13 @@ def overfit_model(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
     overfit, accuracy = _learn_by_heart(case, initial, *coins.members)
     oracle = Oracle(attack.card.oracle or "soft", budget=max(case.spec.query_budget, 2 * pairs))
 
-    def published(what: str, weights: Parameters) -> Recorded:
+    def published(what: str, weights: Parameters) -> ControlRecord:
         trainer = case.trainer()
 
         def reply(asked: Tensor, _: str | None) -> Tensor:
             return answer(oracle.answers, trainer.predict(weights, asked), labels)
 
-        return Recorded(what, said(attack, case, (), to="world"), reply)
+        return ControlRecord(what, said(attack, case, (), to="world"), reply)
 
     fitted = f"learnt by heart under random labels ({accuracy:.0%} fitted)"
     return on_coins(
@@ -123,8 +123,8 @@ def overfit_discriminator(attack: AttackPlan, case: Case) -> dict[str, SmallCase
         attack,
         case,
         coins,
-        Recorded(by_heart, said(attack, case, _discriminator(attack, case, coins, _STEPS))),
-        Recorded(untrained, said(attack, case, _discriminator(attack, case, coins, 0))),
+        ControlRecord(by_heart, said(attack, case, _discriminator(attack, case, coins, _STEPS))),
+        ControlRecord(untrained, said(attack, case, _discriminator(attack, case, coins, 0))),
     )
 
 

@@ -23,7 +23,7 @@ from fdaudit.evaluation.controls._case import (
     overheard,
     shortened,
 )
-from fdaudit.evaluation.controls._membership import PairedCandidates, Recorded, on_coins, tossed
+from fdaudit.evaluation.controls._membership import ControlRecord, PairedCandidates, on_coins, tossed
 from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.metrics import mean_figure, total_variation
 from fdaudit.result import Control
@@ -183,11 +183,11 @@ def rehearsed_selector(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
         attack,
         case,
         coins,
-        Recorded(
+        ControlRecord(
             f"accept bits of a selector fitted to {coins.pairs} auxiliary records, against {coins.pairs} held out",
             overheard(attack, case, rehearsal, [coins.members, coins.rest]),
         ),
-        Recorded(
+        ControlRecord(
             "the same candidates, a selector fitted to other records",
             overheard(attack, case, rehearsal, [coins.rest, coins.members]),
         ),

@@ -9,7 +9,7 @@ import torch
 
 from fdaudit.deviations.candidate_neurons import CandidateNeurons, CandidateNeuronsConfig
 from fdaudit.evaluation.controls._case import VICTIM, Records, Sent, SmallCase, knowing, on_protocol, said
-from fdaudit.evaluation.controls._membership import PairedCandidates, Recorded, design, on_coins
+from fdaudit.evaluation.controls._membership import ControlRecord, PairedCandidates, design, on_coins
 from fdaudit.handout.auxiliary import others
 from fdaudit.training.trainer import Fit, Job
 from fdaudit.transcript.wire import Outgoing
@@ -69,11 +69,11 @@ def crafted_neurons(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
         attack,
         case,
         coins,
-        Recorded(
+        ControlRecord(
             f"{what}, of {count} auxiliary records against {count} held out",
             said(attack, case, _at_crafted_model(case, coins, coins.members)),
         ),
-        Recorded(
+        ControlRecord(
             f"the same candidates, {what}, of {count} other records",
             said(attack, case, _at_crafted_model(case, coins, (x[:count], y[:count]))),
         ),
@@ -95,11 +95,11 @@ def _on_clients(
         attack,
         case,
         coins,
-        Recorded(
+        ControlRecord(
             f"{what}, of a client with {count} auxiliary records against {count} held out",
             on_protocol(protocol, attack, case, settings, [coins.members, another]),
         ),
-        Recorded(
+        ControlRecord(
             f"the same candidates, {what}, of a client with {len(apart[1])} other records",
             on_protocol(protocol, attack, case, settings, [apart, another]),
         ),

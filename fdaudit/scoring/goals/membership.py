@@ -16,7 +16,7 @@ from fdaudit.goals.membership import GOAL, Membership
 from fdaudit.handout.auxiliary import Assumption
 from fdaudit.metrics import MembershipScore, auc_figure, mean_and_worst, score_generated, score_membership
 from fdaudit.result import Roc, Target, noted
-from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Inputs, Scores
+from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Scores, ScoringInputs
 from fdaudit.scoring.goals.submission import Reader, Submission, Text
 from fdaudit.tasks import labels_of
 from fdaudit.types import Challenge, Figure
@@ -56,7 +56,7 @@ class MembershipScorer(GoalScorer[Membership]):
     goal = GOAL
     submission = MembershipGuess
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: ScoringInputs) -> None:
         super().__init__(inputs)
         self._truth, self._encode = inputs.truth, inputs.encode
 

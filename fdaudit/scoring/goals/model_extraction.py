@@ -15,7 +15,7 @@ from fdaudit.metrics import mean_and_worst, score_extraction
 from fdaudit.result import Target
 from fdaudit.rng import child
 from fdaudit.scoring.evidence import draws_of
-from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Inputs, Scores
+from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Scores, ScoringInputs
 from fdaudit.scoring.goals.submission import FileName, Reader, Submission, Text
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
 from fdaudit.types import Figure
@@ -55,7 +55,7 @@ class CopyScorer(GoalScorer[Extraction]):
     goal = GOAL
     submission = ExtractionGuess
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: ScoringInputs) -> None:
         super().__init__(inputs)
         self._answering = inputs.answering
         self._baseline: Parameters | None = None

@@ -36,8 +36,8 @@ from fdaudit.scoring.galleries import bystanders_of, gallery_tests
 from fdaudit.scoring.goals.scorer import (
     CheckedTask,
     GoalScorer,
-    Inputs,
     Scores,
+    ScoringInputs,
     refuse_other_senders,
     refuse_two_of_a_victim,
 )
@@ -97,7 +97,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
     goal = GOAL
     submission = ReconstructionGuess
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: ScoringInputs) -> None:
         super().__init__(inputs)
         self._truth, self._case = inputs.truth, inputs.truth.case
         self._run, self._encode = inputs.run, inputs.encode

@@ -24,8 +24,8 @@ from fdaudit.scoring.galleries import bystanders_of
 from fdaudit.scoring.goals.scorer import (
     CheckedTask,
     GoalScorer,
-    Inputs,
     Scores,
+    ScoringInputs,
     refuse_other_senders,
     refuse_two_of_a_victim,
 )
@@ -43,7 +43,7 @@ class RowScorer(GoalScorer[RowReconstruction]):
 
     goal = GOAL
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: ScoringInputs) -> None:
         super().__init__(inputs)
         data = self.case.dataset
         self._columns = data.columns or plain_columns(data.input_shape[0])

@@ -23,7 +23,14 @@ from fdaudit.types import Figure
 if TYPE_CHECKING:
     from fdaudit.adversary.view import View
 
-__all__ = ["CheckedTask", "GoalScorer", "Inputs", "Scores", "refuse_other_senders", "refuse_two_of_a_victim"]
+__all__ = [
+    "CheckedTask",
+    "GoalScorer",
+    "Scores",
+    "ScoringInputs",
+    "refuse_other_senders",
+    "refuse_two_of_a_victim",
+]
 
 Scores = tuple[tuple[Figure, ...], tuple[Target, ...]]
 """The figures over all victims, and each victim's own."""
@@ -49,7 +56,7 @@ class CheckedTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class ScoringInputs:
     """The auditor's side of a run, as all its scorers share it.
 
     Attributes:
@@ -76,7 +83,7 @@ class GoalScorer(ABC, Generic[G]):
     submission: ClassVar[type[Submission] | None] = None
     """The form in which an external red team hands guesses in; None if it cannot."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: ScoringInputs) -> None:
         self.truth, self.case = inputs.truth, inputs.truth.case
         self.scores = EvidenceScores(self.case.seed)
 

@@ -16,7 +16,7 @@ from fdaudit.attacks.gradient_inversion.gradients import GradientMap, Simulator,
 from fdaudit.attacks.gradient_inversion.inverting import InvertingGradients, InvertingGradientsConfig
 from fdaudit.attacks.gradient_inversion.readings import COUNTS, auxiliary_distance, find_readings, likeliest
 from fdaudit.attacks.gradient_inversion.trials import auxiliary_trial
-from fdaudit.attacks.gradient_inversion.tuning import Settings, TuningTrial, choose, first_images
+from fdaudit.attacks.gradient_inversion.tuning import SearchSettings, TuningTrial, choose, first_images
 from fdaudit.attacks.gradient_inversion.updates import ClientSteps, UpdateMap, gradient_of_update, schedule
 from fdaudit.attacks.gradient_inversion.uploads import Upload
 from sklearn.covariance import ledoit_wolf
@@ -103,7 +103,7 @@ def test_tuning_smooths_more_than_the_default_on_max_pooling_and_less_on_strides
         ]
         found[make] = choose(PLAIN, trials[0], 120, _generator())
         noise = torch.rand(trials[1].x.shape, generator=_generator(9))
-        tried = trials[1].inverted([Settings(), found[make]], noise, 120)
+        tried = trials[1].inverted([SearchSettings(), found[make]], noise, 120)
         default, better = (matched_psnr(i.flatten(0, 1), trials[1].x.flatten(0, 1)).mean() for i in tried)
         print(f"{make.__name__}: {found[make].described()}: {better:.1f} dB, default {default:.1f}")
         if make is pooling_cnn:
@@ -132,13 +132,13 @@ def test_the_defaults_stand_where_no_setting_helps() -> None:
     chosen = choose(
         {"lr": 0.1, "start": "noise", "tv": 0.0, "shrink": 0.0}, _trial(Blind(), x), 20, _generator()
     )
-    assert chosen == Settings(tv=0.0)
+    assert chosen == SearchSettings(tv=0.0)
 
 
 def test_settings_of_each_problem_are_those_of_a_search_of_its_own() -> None:
     x = torch.rand(1, 4, 1, 8, 8, generator=_generator())
     trial = _trial(_Whole(), x)
-    tried = [Settings(tv=0.01, lr=0.1), Settings(tv=0.1, lr=0.03)]
+    tried = [SearchSettings(tv=0.01, lr=0.1), SearchSettings(tv=0.1, lr=0.03)]
     noise = torch.rand(x.shape, generator=_generator(1))
     together = trial.inverted(tried, noise, 60)
     for settings, found in zip(tried, together, strict=True):
@@ -149,8 +149,8 @@ def test_settings_of_each_problem_are_those_of_a_search_of_its_own() -> None:
 
 
 def test_settings_survive_the_cache() -> None:
-    settings = Settings(tv=0.03, lr=0.2, start="blend", shrink=0.4)
-    assert Settings.of(settings.tensors()) == settings
+    settings = SearchSettings(tv=0.03, lr=0.2, start="blend", shrink=0.4)
+    assert SearchSettings.of(settings.tensors()) == settings
 
 
 def test_with_the_same_variance_everywhere_shrinkage_is_a_weighted_mean_of_the_guess_and_its_class() -> None:
@@ -408,7 +408,7 @@ def test_untuned_settings_are_the_defaults() -> None:
     for known in (knowledge, Knowledge(architecture=knowledge.architecture)):
         config = QUICK.model_copy(update={"tune": known.auxiliary is None})
         (guess,) = InvertingGradients(config).run(view, known, task, _generator())
-        assert guess.note == f"{Settings().described()}, not tuned"
+        assert guess.note == f"{SearchSettings().described()}, not tuned"
 
 
 def test_a_note_reaches_the_auditor() -> None:

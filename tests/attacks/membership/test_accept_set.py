@@ -20,7 +20,7 @@ from fdaudit.attacks.membership._accepted import (
 )
 from fdaudit.attacks.membership._chains import Annealing, _bits, coins
 from fdaudit.attacks.membership.accept_set import AcceptSet, AcceptSetConfig
-from fdaudit.protocols.selective_fd import Box, Selection, fit_density
+from fdaudit.protocols.selective_fd import BoundingBox, Selection, fit_density
 
 from fdaudit import protocols
 from fdaudit.adversary.knowledge import Knowledge
@@ -65,7 +65,7 @@ def settings(**changed: Any) -> tuple[Selection, Selector]:
 
 def fitted_bits(x: torch.Tensor, public: torch.Tensor, made: Selection) -> torch.Tensor:
     data = PartyData(x[:, None, None], torch.zeros(len(x), dtype=torch.long))
-    box = Box.unit(x.shape[1])
+    box = BoundingBox.unit(x.shape[1])
     found = fit_density(data, made, represent=lambda v: v.flatten(1), box=box, seed=3, party="client/0")
     return found.accepts(public)
 
@@ -81,7 +81,7 @@ def test_a_guess_predicts_the_bits_of_the_protocol(changed: dict[str, Any], size
     order = torch.randperm(size, generator=child(3, "selective-fd", "validation", "client/0", 0))
     role = torch.full((1, size), VALIDATION)
     role[0, order[: read.known_of(size)]] = KNOWN
-    uniform = Box.unit(6).uniform(made.uniform, child(3, "selective-fd", "uniform", "client/0", 0))
+    uniform = BoundingBox.unit(6).uniform(made.uniform, child(3, "selective-fd", "uniform", "client/0", 0))
     # Half of the candidates are out, so that what is held is one guess of many.
     candidates = torch.stack([x, points(size, 4)], 1).flatten(0, 1)
     sites = torch.arange(2 * size).reshape(-1, 2)

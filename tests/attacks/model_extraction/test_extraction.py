@@ -22,7 +22,7 @@ from fdaudit.goals.model_extraction import Extraction
 from fdaudit.isolation.frames import MalformedError, Tensors
 from fdaudit.isolation.schema import guesses_of, packed_guesses
 from fdaudit.scoring.goals.model_extraction import CopyScorer, check_copy
-from fdaudit.scoring.goals.scorer import Inputs
+from fdaudit.scoring.goals.scorer import ScoringInputs
 from fdaudit.storage.files import save_tensors
 from fdaudit.storage.vault import Vault
 from fdaudit.testing.specs import small_spec
@@ -138,7 +138,9 @@ def test_clients_that_a_server_may_ask_are_copied_by_asking(
 
 
 def scorer_of(run: fdaudit.Run) -> CopyScorer:
-    inputs = Inputs(truth=run.opened.truth, run=run.directory, answering=run.opened.answering, encode=None)
+    inputs = ScoringInputs(
+        truth=run.opened.truth, run=run.directory, answering=run.opened.answering, encode=None
+    )
     return CopyScorer(inputs)
 
 

@@ -425,7 +425,7 @@ def test_parties_hold_neither_each_other_nor_each_others_records():
     for party, own in ((client, "client/0"), (server, None)):
         seen = {}
         reach(party, seen)
-        assert [t for t in seen.values() if type(t).__name__ in ("Client", "Server")] == [party]
+        assert [t for t in seen.values() if type(t).__name__ in ("FedIODClient", "FedIODServer")] == [party]
         data = [t for t in seen.values() if isinstance(t, PartyData)]
         assert len(data) == (own is not None)
         assert all(torch.equal(d.x, records()[own].x) for d in data)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fdaudit.protocols import REGISTRY
 from fdaudit.protocols.selective_fd import (
-    Box,
+    BoundingBox,
     Selection,
     SelectiveFD,
     SelectiveFDConfig,
@@ -18,7 +18,7 @@ from fdaudit.protocols.selective_fd import (
     energy,
     fit_density,
 )
-from fdaudit.protocols.selective_fd.parties import Client, Server
+from fdaudit.protocols.selective_fd.parties import SelectiveFDClient, SelectiveFDServer
 from torch import Tensor
 
 from fdaudit.config import validate
@@ -43,7 +43,7 @@ def selector(data: PartyData, **settings: Any) -> Any:
         data,
         Selection(**settings),
         represent=lambda x: x.flatten(1),
-        box=Box.unit(4),
+        box=BoundingBox.unit(4),
         seed=0,
         party="client/0",
     )
@@ -100,7 +100,7 @@ def test_twins_and_nystrom_and_features_are_no_obstacle() -> None:
     exact, few = selector(data), selector(data, landmarks=30)
     points = data.x.flatten(1)
     assert float((exact.accepts(points) == few.accepts(points)).float().mean()) > 0.8
-    box = Box.around(torch.tensor([[0.0, 5.0], [1.0, 3.0]]))
+    box = BoundingBox.around(torch.tensor([[0.0, 5.0], [1.0, 3.0]]))
     drawn = box.uniform(1000, child(0, "b"))
     np.testing.assert_allclose(drawn.amin(0), [0, 3], atol=0.02)
     np.testing.assert_allclose(drawn.amax(0), [1, 5], atol=0.02)
@@ -115,10 +115,12 @@ def test_confidence_and_energy_by_hand() -> None:
 # -- the client -------------------------------------------------------------------------------------------------
 
 
-def client(data: PartyData | None = None, **settings: Any) -> Client:
+def client(data: PartyData | None = None, **settings: Any) -> SelectiveFDClient:
     public = torch.linspace(0, 1, 6).reshape(6, 1, 1, 1).expand(6, 1, 2, 2).contiguous()
     given = data or clusters(0.0, 1.0)
-    return Client("client/0", given, {}, public=public, classes=3, settings=Selection(**settings), seed=0)
+    return SelectiveFDClient(
+        "client/0", given, {}, public=public, classes=3, settings=Selection(**settings), seed=0
+    )
 
 
 def logits(x: Tensor) -> Tensor:
@@ -129,7 +131,7 @@ def logits(x: Tensor) -> Tensor:
 
 def test_a_client_answers_for_what_it_accepts_alone() -> None:
     party = client(bandwidth=0.1, tau_client=0.0)
-    party.prepare(lambda x: x.flatten(1), Box.unit(4))
+    party.prepare(lambda x: x.flatten(1), BoundingBox.unit(4))
     answer = party.answer(torch.tensor([5, 2, 0, 3]), logits, "hard")
     assert answer["index"].tolist() == [5, 0]
     assert answer["values"].tolist() == [1, 0]
@@ -143,7 +145,7 @@ def test_a_client_answers_for_what_it_accepts_alone() -> None:
 def test_a_selector_by_outputs_declines_below_the_quantile_of_its_validation(name: str) -> None:
     """The prediction of grey is the least sure; validation records are black or white."""
     party = client(selector=name, tau_client=0.0)
-    party.prepare(lambda x: x.flatten(1), Box.unit(4))
+    party.prepare(lambda x: x.flatten(1), BoundingBox.unit(4))
     assert party.accepts is None
     answered = party.answer(torch.arange(6), logits, "hard")["index"].tolist()
     assert {0, 5} & set(answered)
@@ -180,20 +182,20 @@ def test_the_mean_is_over_those_that_answered_and_what_is_ambiguous_is_dropped()
         {"index": torch.tensor([7, 3]), "values": torch.tensor([[0.8, 0.2, 0.0], [1.0, 0.0, 0.0]])},
         {"index": torch.tensor([3, 7, 5]), "values": torch.tensor([[0, 1.0, 0], [1, 0, 0], [0, 0.1, 0.9]])},
     ]
-    server = Server(samples=8, classes=3, tau=0.5, seed=0)
+    server = SelectiveFDServer(samples=8, classes=3, tau=0.5, seed=0)
     made = server.aggregate(asked, answers)
     assert made["index"].tolist() == [7, 5]
     np.testing.assert_allclose(made["values"], [[0.9, 0.1, 0.0], [0, 0.1, 0.9]], rtol=1e-6)
-    everything = Server(samples=8, classes=3, tau=2.0, seed=0).aggregate(asked, answers)
+    everything = SelectiveFDServer(samples=8, classes=3, tau=2.0, seed=0).aggregate(asked, answers)
     assert everything["index"].tolist() == [7, 3, 5]
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.7, 1.0, 1.3, 2.0])
 def test_the_confidence_rule_is_the_l1_distance_of_the_paper(tau: float) -> None:
     h = torch.rand(200, 4, generator=child(0, "h")).square().softmax(1)
-    kept = Server(200, 4, tau, 0).aggregate(torch.arange(200), [{"index": torch.arange(200), "values": h}])[
-        "index"
-    ]
+    kept = SelectiveFDServer(200, 4, tau, 0).aggregate(
+        torch.arange(200), [{"index": torch.arange(200), "values": h}]
+    )["index"]
     distance = [np.abs(row - np.eye(4)[row.argmax()]).sum() for row in h.double().numpy()]
     assert kept.tolist() == [i for i, d in enumerate(distance) if d <= tau]
 
@@ -202,7 +204,7 @@ def test_hard_labels_are_averaged_as_votes() -> None:
     answers = [
         {"index": torch.tensor([0]), "values": torch.tensor([v], dtype=torch.uint8)} for v in (2, 2, 0)
     ]
-    made = Server(1, 3, 2.0, 0).aggregate(torch.tensor([0]), answers)
+    made = SelectiveFDServer(1, 3, 2.0, 0).aggregate(torch.tensor([0]), answers)
     np.testing.assert_allclose(made["values"], [[1 / 3, 0, 2 / 3]], rtol=1e-6)
 
 
@@ -211,15 +213,15 @@ def test_what_was_not_asked_or_is_no_class_counts_for_nothing() -> None:
         {"index": torch.tensor([0, 2, 99, -4]), "values": torch.tensor([1, 1, 1, 1])},
         {"index": torch.tensor([0, 1]), "values": torch.tensor([200, 2])},
     ]
-    made = Server(4, 3, 2.0, 0).aggregate(torch.tensor([0, 1]), answers)
+    made = SelectiveFDServer(4, 3, 2.0, 0).aggregate(torch.tensor([0, 1]), answers)
     assert made["index"].tolist() == [0, 1]
     np.testing.assert_allclose(made["values"], [[0, 1, 0], [0, 0, 1]])
     soft = [{"index": torch.tensor([0]), "values": torch.tensor([[torch.nan, 0, 1]])}]
-    assert Server(4, 3, 2.0, 0).aggregate(torch.tensor([0]), soft)["index"].tolist() == []
+    assert SelectiveFDServer(4, 3, 2.0, 0).aggregate(torch.tensor([0]), soft)["index"].tolist() == []
 
 
 def test_the_server_asks_about_every_sample_once_at_most() -> None:
-    server = Server(50, 3, 2.0, 1)
+    server = SelectiveFDServer(50, 3, 2.0, 1)
     assert sorted(server.choose(0, 80).tolist()) == list(range(50))
     assert len(set(server.choose(1, 20).tolist())) == 20
     assert server.choose(1, 20).tolist() != server.choose(2, 20).tolist()
@@ -239,7 +241,12 @@ def test_a_class_that_no_client_holds_is_answered_by_nobody(tmp_path: Any) -> No
         clients[f"client/{k}"] = PartyData(x.clamp(0, 1), torch.full((20,), k))
     accepted = [
         fit_density(
-            d, Selection(tau_client=0.0), represent=lambda x: x.flatten(1), box=Box.unit(64), seed=0, party=k
+            d,
+            Selection(tau_client=0.0),
+            represent=lambda x: x.flatten(1),
+            box=BoundingBox.unit(64),
+            seed=0,
+            party=k,
         ).accepts(public.flatten(1))
         for k, d in clients.items()
     ]

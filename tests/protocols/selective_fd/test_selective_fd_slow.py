@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fdaudit.protocols.selective_fd import Box, Selection, confidence, energy, fit_density
+from fdaudit.protocols.selective_fd import BoundingBox, Selection, confidence, energy, fit_density
 from scipy.stats import rankdata
 from torch import Tensor
 
@@ -106,7 +106,7 @@ def selectors(seed: int, classes: int) -> dict[str, list[float]]:
             clients[job.party],
             Selection(bandwidth=1.5),
             represent=lambda x: x.flatten(1),
-            box=Box.unit(784),
+            box=BoundingBox.unit(784),
             seed=seed,
             party=job.party,
         )
