@@ -16,6 +16,10 @@ Arrays = dict[str, NDArray[Any]]
 Record = list[tuple[dict[str, Any], Arrays]]
 
 
+class BrokenRecordError(Exception):
+    """The record does not give back what was sent."""
+
+
 def read(directory: Path) -> Record:
     """Every message of a transcript with its tensors, in the order of the log; a silence has none.
 
@@ -62,12 +66,12 @@ def standing_alone(test: Path, imports: str, call: str) -> str:
     """A script of this module and a test's reader, for a process that can import neither fdaudit nor torch.
 
     Args:
-        test: the test's file; its reader goes from `BrokenRecordError` to the line `# -- the runs`.
+        test: the test's file; its reader goes from the line `# -- the reader` to the line `# -- the runs`.
         imports: what the reader needs.
         call: what to run.
     """
     future = "from __future__ import annotations\n"
     here, source = (p.read_text(encoding="utf-8").replace(future, "") for p in (Path(__file__), test))
-    reader = source[source.index("class BrokenRecordError") : source.index("# -- the runs")]
+    reader = source[source.index("# -- the reader") : source.index("# -- the runs")]
     blocked = "import sys\nsys.modules['fdaudit'] = sys.modules['torch'] = None\n"
     return f"{future}{blocked}{here}\n{imports}\n{reader}\n{call}\n"

@@ -32,3 +32,11 @@ def write_texts(path, n=120, **drawn):
         writer.writerow(["text", "label"])
         writer.writerows(texts(n, **drawn))
     return path
+
+
+def text_federation(folder):
+    """Return the settings of a federation that trains a small transformer on texts of a file in a folder."""
+    return {
+        "dataset": {"name": f"text:{write_texts(folder / 'a.csv', 150)}", "length": 10},
+        "model": {"name": "transformer", "params": {"width": 4}},
+    }

@@ -17,6 +17,7 @@ from fdaudit.tasks import TASKS
 from fdaudit.testing.federation import CLASSES, SHAPE, masked, records
 from fdaudit.testing.specs import small_spec
 
+from ..helpers.by_hand import equal, sent
 from ..helpers.mask_cases import write_masks
 from ..helpers.protocol_cases import run
 
@@ -30,12 +31,8 @@ def made(request, tmp_path_factory):
     return run(folder, "asyndgan", STEPS, clients=clients, task=TASKS[request.param], rounds=2)
 
 
-def sent(made, kind, sender=None, to=None):
-    return [
-        m
-        for m in made.messages
-        if m.kind == kind and sender in (None, m.sender) and (to is None or m.receivers == (to,))
-    ]
+def sent_to(made, kind, sender=None, to=None):
+    return [m for m in sent(made, kind, sender) if to is None or m.receivers == (to,)]
 
 
 def one_hot(y):
@@ -68,7 +65,7 @@ def test_the_first_gradient_is_that_of_the_discriminator_and_of_the_difference_f
     k = "client/1"
     data = made.clients[k]
     back, x = (
-        sent(made, kind, **who)[0]
+        sent_to(made, kind, **who)[0]
         for kind, who in (("sample_gradients", {"sender": k}), ("generated_samples", {"to": k}))
     )
     rows = batches(made)[back.seq]
@@ -87,7 +84,9 @@ def test_the_sign_of_a_gradient_says_where_the_record_is_brighter(made):
     """Why its records are not safe because they stay: an L1 loss compares them with the image, pixel by pixel."""
     k = "client/0"
     agree = []
-    for back, x in zip(sent(made, "sample_gradients", k), sent(made, "generated_samples", to=k), strict=True):
+    for back, x in zip(
+        sent(made, "sample_gradients", k), sent_to(made, "generated_samples", to=k), strict=True
+    ):
         real = made.clients[k].x[batches(made)[back.seq]]
         agree.append(
             (made.tensors(back)["values"].sign() == (made.tensors(x)["samples"] - real).sign()).float()
@@ -111,7 +110,7 @@ def test_the_record_gives_back_every_image_of_the_generator(made):
             y = made.tensors(sent(made, "private_labels", k)[t])["values"].long()
             noise = torch.randn(4, 3, *SHAPE[1:], generator=child(5, "asyndgan", "latent", t, number))
             images = G(torch.cat([one_hot(y), noise], 1))
-            stated = made.tensors(sent(made, "generated_samples", to=k)[t])["samples"]
+            stated = made.tensors(sent_to(made, "generated_samples", to=k)[t])["samples"]
             torch.testing.assert_close(stated, images.detach(), rtol=1e-3, atol=1e-5)
             at = made.tensors(sent(made, "sample_gradients", k)[t])["values"]
             total = total + share[k] * (images * at).sum()
@@ -123,11 +122,11 @@ def test_the_record_gives_back_every_image_of_the_generator(made):
 def test_the_task_model_is_fitted_in_the_last_round_alone(made):
     first, last = (done.models["server"] for done in made.rounds)
     start = made.setting.initial["server"]
-    assert all(torch.equal(first[n], start[n]) for n in start)
-    assert any(not torch.equal(last[n], start[n]) for n in start)
+    assert equal(first, start)
+    assert not equal(last, start)
     (released,) = sent(made, "model_parameters")
     assert set(released.receivers) == {*made.clients, "world"}
-    assert all(torch.equal(t, last[n]) for n, t in made.tensors(released).items())
+    assert equal(made.tensors(released), last)
 
 
 @pytest.mark.thorough

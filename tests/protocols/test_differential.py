@@ -10,23 +10,16 @@ import torch
 from fdaudit.protocols import REGISTRY
 from torch import Tensor
 
-from fdaudit.federation.protocol import PartyData
-from fdaudit.testing.federation import CLASSES, records
+from fdaudit.testing.declared import changed_messages
+from fdaudit.testing.federation import CLASSES, altered, records
 from fdaudit.testing.running import ProtocolRun, ancestry
 from fdaudit.transcript.messages import ALL, DATA
 from fdaudit.transcript.wire import Delivery
 
-from ..helpers.protocol_cases import CASES, case_id, every_case, run, thorough_beyond_defaults
+from ..helpers.protocol_cases import every_case, run, thorough_beyond_defaults
 
 FEDAVG = REGISTRY.load("fedavg")
-Case = tuple[str, dict[str, Any]]
 every_protocol = pytest.mark.parametrize("case", thorough_beyond_defaults(every_case()))
-
-
-def altered(client: str) -> dict[str, PartyData]:
-    """Everybody's records, those of one client inverted and labelled otherwise: even its predicted classes change."""
-    found = records()
-    return {**found, client: PartyData(1 - found[client].x, (found[client].y + 1) % CLASSES)}
 
 
 def disturbed(name: str, tensor: Tensor) -> Tensor:
@@ -38,48 +31,6 @@ def disturbed(name: str, tensor: Tensor) -> Tensor:
     if name == "values":
         return (tensor + 1) % CLASSES
     return tensor + 1 + torch.arange(tensor.numel()).reshape(tensor.shape)
-
-
-def with_a_client() -> list[Any]:
-    """Return every protocol's defaults with each client, and each other setting with one client, in turn."""
-    clients = sorted(records())
-    plain = [(case, client) for case in every_case() if not case[1] for client in clients]
-    other = [(case, clients[i % len(clients)]) for i, case in enumerate(CASES)]
-    return [
-        pytest.param(
-            *both, id=f"{both[1]}-{case_id(both[0])}", marks=[pytest.mark.thorough] if both[0][1] else []
-        )
-        for both in [*plain, *other]
-    ]
-
-
-def changed(one: ProtocolRun, two: ProtocolRun) -> set[int]:
-    """The messages that differ in anything but what chains them to lines before."""
-    assert len(one.messages) == len(two.messages)
-    found = set()
-    for a, b in zip(one.messages, two.messages, strict=True):
-        assert (a.seq, a.salt, a.sender, a.receivers, a.kind) == (
-            b.seq,
-            b.salt,
-            b.sender,
-            b.receivers,
-            b.kind,
-        )
-        if one.payload(a) != two.payload(b):
-            found.add(a.seq)
-    return found
-
-
-def undeclared_data(
-    base: ProtocolRun, tmp_path, name: str, params: dict[str, Any], client: str, cls: Any = None
-) -> tuple[set, set]:
-    """Messages that a client's data changed although they do not declare it; and all that it changed."""
-    moved = changed(
-        base, run(tmp_path / f"moved-{client[-1]}", name, params, cls=cls, clients=altered(client))
-    )
-    pools = REGISTRY.load(name).card.pools_data
-    reached = ancestry(base.messages)
-    return {seq for seq in moved if not pools and client not in reached[seq][0]}, moved
 
 
 def undeclared_messages(
@@ -100,7 +51,7 @@ def undeclared_messages(
             shutil.copytree(base.folder, folder)
             resume = (first, base.states[first - 1], base.positions[first - 1])
         again = run(folder, name, params, cls=cls, alter=alter, rounds=rounds, resume=resume)
-        for seq in changed(base, again):
+        for seq in changed_messages(base, again) or ():
             (right if target in reached[seq][1] else wrong).add((seq, target))
     return wrong, right
 
@@ -108,18 +59,18 @@ def undeclared_messages(
 # -- data ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("case", "client"), with_a_client())
-def test_a_message_that_does_not_declare_a_clients_data_does_not_change_with_it(
-    case, client, undisturbed, tmp_path
+@every_protocol
+def test_other_records_of_a_client_change_messages_that_declare_them_and_no_others(
+    case, undisturbed, tmp_path
 ):
-    base = undisturbed(case)
-    wrong, moved = undeclared_data(base, tmp_path, *case, client)
-    assert wrong == set()
-    takes_part = any(m.sender == client and m.kind != "sample_count" for m in base.messages)
-    if takes_part or REGISTRY.load(case[0]).card.pools_data:
-        assert moved
-    else:
-        assert not moved
+    """`check_protocol` exchanges the records of client/1."""
+    base, pools = undisturbed(case), REGISTRY.load(case[0]).card.pools_data
+    moved = changed_messages(base, run(tmp_path / "a", *case, clients=altered(records(), "client/2")))
+    reached = ancestry(base.messages)
+    assert moved is not None
+    assert pools or {seq for seq in moved if "client/2" not in reached[seq][0]} == set()
+    takes_part = any(m.sender == "client/2" and m.kind != "sample_count" for m in base.messages)
+    assert bool(moved) == (takes_part or pools)
 
 
 def test_a_client_that_joins_late_changes_nothing_before(tmp_path):
@@ -128,7 +79,9 @@ def test_a_client_that_joins_late_changes_nothing_before(tmp_path):
     joined = {m.sender: m.round for m in reversed(base.messages) if m.kind == "model_update"}
     late, round = max(joined.items(), key=lambda item: item[1])
     assert round > 0
-    moved = changed(base, run(tmp_path / "b", "fedavg", params, rounds=5, clients=altered(late)))
+    moved = changed_messages(
+        base, run(tmp_path / "b", "fedavg", params, rounds=5, clients=altered(records(), late))
+    )
     assert moved
     assert min(base.messages[seq].round for seq in moved) == round
     for message, (data, _) in zip(base.messages, ancestry(base.messages), strict=True):
@@ -183,11 +136,6 @@ class _Lying(FEDAVG):
         raise NotImplementedError
 
 
-class _HidesData(_Lying):
-    def tell(self, sender, kind, inputs):
-        return [i for i in inputs if i != DATA] if sender.startswith("client/") else inputs
-
-
 class _HidesTheModel(_Lying):
     def tell(self, sender, kind, inputs):
         return [DATA] if sender.startswith("client/") else inputs
@@ -196,16 +144,6 @@ class _HidesTheModel(_Lying):
 class _ForgetsUploads(_Lying):
     def tell(self, sender, kind, inputs):
         return inputs[:-1] if sender == "server" and inputs != ALL else inputs
-
-
-class _Peeks(FEDAVG):
-    """A federation in which one client reads another's records without any message."""
-
-    def _job(self, t, k, data, w_t):
-        if k == "client/1":
-            other = self._clients["client/0"]
-            data = PartyData(torch.cat([data.x, other.x]), torch.cat([data.y, other.y]))
-        return super()._job(t, k, data, w_t)
 
 
 class _Overhears(FEDAVG):
@@ -226,14 +164,6 @@ class _Overhears(FEDAVG):
             return super()._client_updates(t, w_t, selected)
         finally:
             self._wire = wire
-
-
-@pytest.mark.parametrize(("cls", "client"), [(_HidesData, "client/1"), (_Peeks, "client/0")])
-def test_hidden_data_are_found(cls, client, tmp_path):
-    params = {"weighting": "uniform"}
-    base = run(tmp_path / "base", "fedavg", params, cls=cls)
-    wrong, _ = undeclared_data(base, tmp_path, "fedavg", params, client, cls)
-    assert wrong
 
 
 @pytest.mark.parametrize("cls", [_HidesTheModel, _ForgetsUploads, _Overhears])

@@ -27,12 +27,13 @@ from fdaudit.isolation.frames import Tensors
 from fdaudit.isolation.schema import Trial, packed, unpacked
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import Spec
-from fdaudit.testing.federation import network, public, public_labels, records
+from fdaudit.testing.federation import public, public_labels, records
 from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.samples import sample_index
 from fdaudit.transcript.wire import Outage
 from fdaudit.types import AttackTask
 
+from ..helpers.by_hand import equal, module_of, sent, tensors
 from ..helpers.protocol_cases import configured, run
 from ..helpers.run_cases import known
 
@@ -80,18 +81,13 @@ def test_a_client_that_is_certain_and_right_outweighs_one_in_doubt() -> None:
 
 def test_the_server_asks_for_what_it_gets_wrong_and_never_got_right(tmp_path: Any) -> None:
     ran = run(tmp_path / "a", "fedgems", {**PLAIN, "server_lr": 0.05}, rounds=4)
-    model, right = network().build(torch.Generator().manual_seed(0)), torch.zeros(7, dtype=torch.bool)
+    right = torch.zeros(7, dtype=torch.bool)
     w, numbers = ran.setting.initial["server"], []
     for done in ran.rounds:
-        model.load_state_dict(w)
-        right |= model(public()).argmax(1) == public_labels()
-        asked = [m for m in ran.messages if m.kind == "proxy_indices" and m.round == done.index]
-        found = [sample_index(ran.tensors(m)).tolist() for m in asked]
+        right |= module_of(w)(public()).argmax(1) == public_labels()
+        found = [sample_index(t).tolist() for t in tensors(ran, "proxy_indices", round=done.index)]
         assert found == ([(~right).nonzero().flatten().tolist()] if not right.all() else [])
-        answers = [
-            m for m in ran.messages if m.kind == "logits" and m.sender != "server" and m.round == done.index
-        ]
-        assert len(answers) == (0 if right.all() else 3)
+        assert len(sent(ran, "logits", "client", done.index)) == (0 if right.all() else 3)
         numbers += [len(index) for index in found]
         w = done.models["server"]
     assert numbers[0] > 0
@@ -104,14 +100,13 @@ def test_with_epsilon_one_the_clients_teach_the_server_nothing(tmp_path: Any) ->
         params = {**PLAIN, "epsilon": epsilon}
         one = run(tmp_path / f"one{epsilon}", "fedgems", params, rounds=2)
         two = run(tmp_path / f"two{epsilon}", "fedgems", params, rounds=2, outages=silent)
-        left, right = one.protocol.released(), two.protocol.released()
-        assert all(torch.equal(left[n], right[n]) for n in left) == same
+        assert equal(one.protocol.released(), two.protocol.released()) == same
 
 
 def test_a_clients_targets_have_the_gradient_of_labels_and_distillation(tmp_path: Any) -> None:
     ran = run(tmp_path / "a", "fedgems", {"epsilon": 0.3}, rounds=1)
     z = torch.randn(7, 3, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    (told,) = (ran.tensors(m)["values"] for m in ran.messages if (m.kind, m.sender) == ("logits", "server"))
+    (told,) = (t["values"] for t in tensors(ran, "logits", "server"))
     y, p = public_labels(), told.softmax(1)
     by_paper = 0.3 * F.cross_entropy(z, y) + 0.7 * F.kl_div(z.log_softmax(1), p, reduction="batchmean")
     ours = F.cross_entropy(z, ran.protocol._mixed(y, told))

@@ -77,6 +77,14 @@ def test_only_the_last_message_publishes_a_model_and_an_oracle_answers_from_it(c
         assert encode(released) == ran.payload(public[0])
 
 
+@pytest.mark.parametrize("name", ["fedftg", "fedgen"])
+def test_a_round_without_uploads_or_counts_goes_on(name, tmp_path):
+    silent = [Outage(party=f"client/{k}", first=0, last=0) for k in range(3)]
+    ran = run(tmp_path / "a", name, {"local_steps": 1}, rounds=2, outages=silent)
+    assert not any(m.kind == "class_counts" for m in ran.messages)
+    assert torch.isfinite(next(iter(ran.protocol.released().values()))).all()
+
+
 @by_name
 def test_a_kind_that_is_not_withholdable_is_missed(name, undisturbed, tmp_path):
     sent = {m.kind for m in undisturbed((name, {})).messages}

@@ -6,25 +6,18 @@ Nothing of fdaudit takes part in the reading. A record with one message taken aw
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from ..helpers.mask_cases import write_masks
-from ..helpers.record_reader import Arrays, read, standing_alone
+from ..helpers.record_reader import Arrays, BrokenRecordError, read
+from ..helpers.replays import breaks_without_each_message, read_alone, states_its_settings, take_away
 from ..helpers.run_cases import finished
-
-
-class BrokenRecordError(Exception):
-    """The record does not give back what was sent."""
-
+from ..helpers.text_cases import text_federation
 
 # -- the reader: json and safetensors ---------------------------------------------------------------------------
 
@@ -85,32 +78,29 @@ def aggregate(
 
 # -- the runs -------------------------------------------------------------------------------------------------
 
-CASES = [
-    pytest.param(upload, weighting, fraction, momentum, id=f"{upload}-{weighting}-C{fraction}-beta{momentum}")
-    for upload in ("gradient", "model_update", "model_parameters")
-    for weighting, fraction, momentum in (
-        ("samples", 1.0, 0.0),
-        ("samples", 0.6, 0.0),
-        ("uniform", 0.6, 0.9),
-        ("samples", 0.4, 0.5),
-    )
-]
 CLIENTS = 5
+PLANS = {
+    "all": {"weighting": "samples", "fraction": 1.0, "server_momentum": 0.0},
+    "some": {"weighting": "samples", "fraction": 0.6, "server_momentum": 0.0},
+    "some-alike": {"weighting": "uniform", "fraction": 0.6, "server_momentum": 0.9},
+    "few": {"weighting": "samples", "fraction": 0.4, "server_momentum": 0.5},
+}
+CHANGES = {
+    "weighting": ({"weighting": "uniform"}, "model_update"),
+    "momentum": ({"server_momentum": 0.4}, "model_update"),
+    "rate": ({"lr": 0.31}, "gradient"),
+    "kind": ({"upload": "model_parameters"}, "model_update"),
+}
 
 
-def recorded(
-    directory: Path, upload: str, weighting: str, fraction: float, momentum: float
-) -> tuple[Path, dict[str, Any]]:
-    settings = {
-        "rounds": 4,
-        "upload": upload,
-        "weighting": weighting,
-        "fraction": fraction,
-        "server_momentum": momentum,
-        "lr": 0.3,
-        "batch_size": 8,
-        "local_steps": 1 if upload == "gradient" else 3,
-    }
+def steps(upload: str) -> int:
+    return 1 if upload == "gradient" else 3
+
+
+def recorded(directory: Path, upload: str, **changes: Any) -> tuple[Path, dict[str, Any]]:
+    """A run's transcript and settings; by default all clients take part, weighted by their counts."""
+    settings = {"rounds": 4, "upload": upload, **PLANS["all"], **changes, "lr": 0.3, "batch_size": 8}
+    settings["local_steps"] = steps(upload)
     run = finished(
         directory,
         clients=CLIENTS,
@@ -119,123 +109,77 @@ def recorded(
         splits__candidates=1,
         protocol__params=settings,
     )
-    return run, settings
+    return run / "transcript", settings
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("upload", "weighting", "fraction", "momentum"), CASES)
-def test_every_aggregate_follows_from_the_recorded_uploads(
-    upload: str, weighting: str, fraction: float, momentum: float, tmp_path: Path
-) -> None:
-    run, settings = recorded(tmp_path / "run", upload, weighting, fraction, momentum)
-    assert replay(run / "transcript", settings, CLIENTS) == 4
-    stated = yaml.safe_load((run / "spec.yaml").read_text())["protocol"]["params"]
-    assert {**settings, **stated} == settings, "the published spec has the settings that the reader needs"
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("upload", ["gradient", "model_update", "model_parameters"])
+def test_every_aggregate_follows_from_the_recorded_uploads(upload: str, plan: str, tmp_path: Path) -> None:
+    record, settings = recorded(tmp_path / "run", upload, **PLANS[plan])
+    assert replay(record, settings, CLIENTS) == 4
+    assert states_its_settings(record.parent, settings)
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("task", ["masks", "texts"])
 @pytest.mark.parametrize(
     ("upload", "weighting", "momentum"),
     [("gradient", "samples", 0.0), ("model_update", "samples", 0.5), ("model_parameters", "uniform", 0.0)],
 )
-def test_every_aggregate_of_models_of_masks_follows_from_the_recorded_uploads(
-    upload: str, weighting: str, momentum: float, tmp_path: Path
+def test_every_aggregate_of_other_models_follows_from_the_recorded_uploads(
+    upload: str, weighting: str, momentum: float, task: str, tmp_path: Path
 ) -> None:
-    settings = {"rounds": 3, "upload": upload, "weighting": weighting, "fraction": 0.67, "lr": 0.1}
-    settings |= {
-        "server_momentum": momentum,
-        "batch_size": 4,
-        "local_steps": 1 if upload == "gradient" else 3,
-    }
-    masks = write_masks(tmp_path / "discs.npz", 120, sites=("a", "a", "a", "b", "b", "c"))  # unequal counts
-    run = finished(
-        tmp_path / "run",
-        clients=3,
-        dataset={"name": f"masks:{masks}"},
-        partition={"name": "by-site"},
-        splits={"test": 0.2, "proxy": 0.1, "auxiliary": 0.1, "candidates": 1},
-        model={"name": "unet", "params": {"width": 8, "depth": 1}},
-        protocol={"name": "fedavg", "params": settings},
-    )
+    settings = {"rounds": 3, "upload": upload, "weighting": weighting, "fraction": 0.67}
+    settings |= {"server_momentum": momentum, "local_steps": steps(upload)}
+    if task == "masks":
+        settings |= {"lr": 0.1, "batch_size": 4}
+        sites = ("a", "a", "a", "b", "b", "c")  # unequal counts
+        data = {"name": f"masks:{write_masks(tmp_path / 'discs.npz', 120, sites=sites)}"}
+        given: dict[str, Any] = {"dataset": data, "partition": {"name": "by-site"}}
+        given["model"] = {"name": "unet", "params": {"width": 8, "depth": 1}}
+    else:
+        settings |= {"lr": 0.3, "batch_size": 8}
+        given = text_federation(tmp_path)
+    given["splits"] = {"test": 0.2, "proxy": 0.1, "auxiliary": 0.1, "candidates": 1}
+    protocol = {"name": "fedavg", "params": settings}
+    run = finished(tmp_path / "run", clients=3, protocol=protocol, **given)
     assert replay(run / "transcript", settings, 3) == 3
     with pytest.raises(BrokenRecordError):
         replay(run / "transcript", {**settings, "server_momentum": 0.9}, 3)
 
 
 @pytest.mark.parametrize(
-    ("upload", "weighting", "fraction", "momentum"),
+    ("upload", "changes"),
     [
-        ("gradient", "samples", 1.0, 0.0),
-        ("model_update", "samples", 0.6, 0.5),
-        ("model_parameters", "uniform", 0.6, 0.0),
+        ("gradient", {}),
+        ("model_update", {"fraction": 0.6, "server_momentum": 0.5}),
+        ("model_parameters", {"fraction": 0.6, "weighting": "uniform"}),
     ],
+    ids=str,
 )
-def test_taking_any_one_message_away_breaks_it(
-    upload: str, weighting: str, fraction: float, momentum: float, tmp_path: Path
-) -> None:
-    run, settings = recorded(tmp_path / "run", upload, weighting, fraction, momentum)
-    lines = (run / "transcript" / "messages.jsonl").read_bytes().splitlines(keepends=True)
-    assert len(lines) >= 4 * 2 + 4
-    for k in range(len(lines)):
-        less = tmp_path / f"without-{k}"
-        shutil.copytree(run / "transcript", less)
-        (less / "messages.jsonl").write_bytes(b"".join(lines[:k] + lines[k + 1 :]))
-        with pytest.raises(BrokenRecordError):
-            replay(less, settings, CLIENTS)
-        shutil.rmtree(less)
+def test_taking_any_one_message_away_breaks_it(upload: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    record, settings = recorded(tmp_path / "run", upload, **changes)
+    assert breaks_without_each_message(record, lambda: replay(record, settings, CLIENTS)) >= 4 * 2 + 4
 
 
-@pytest.mark.parametrize(
-    ("change", "upload"),
-    [
-        ({"weighting": "uniform"}, "model_update"),
-        ({"server_momentum": 0.4}, "model_update"),
-        ({"lr": 0.31}, "gradient"),
-        ({"upload": "model_parameters"}, "model_update"),
-    ],
-)
-def test_the_reader_tells_a_wrong_aggregation_from_the_right_one(
-    change: dict[str, Any], upload: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_reader_tells_a_wrong_aggregation_from_the_right_one(name: str, tmp_path: Path) -> None:
     """Were the comparison too lenient, other settings would pass as well."""
-    run, settings = recorded(tmp_path / "run", upload, "samples", 1.0, 0.0)
-    if "upload" in change:  # read updates as if they were models
-        record = run / "transcript" / "messages.jsonl"
-        record.write_bytes(
-            record.read_bytes().replace(b'"kind":"model_update"', b'"kind":"model_parameters"')
-        )
-    if change.get("weighting") == "uniform":
-        with pytest.raises(BrokenRecordError):
-            replay_without_counts(run, settings)
-        return
+    change, upload = CHANGES[name]
+    record, settings = recorded(tmp_path / "run", upload)
+    log = record / "messages.jsonl"
+    if name == "kind":  # read updates as if they were models
+        log.write_bytes(log.read_bytes().replace(b'"kind":"model_update"', b'"kind":"model_parameters"'))
+    if name == "weighting":  # only the averages can tell
+        take_away(record, "sample_count")
     with pytest.raises(BrokenRecordError):
-        replay(run / "transcript", {**settings, **change}, CLIENTS)
-
-
-def replay_without_counts(run: Path, settings: dict[str, Any]) -> None:
-    record = run / "transcript" / "messages.jsonl"
-    kept = [line for line in record.read_bytes().splitlines(keepends=True) if b'"sample_count"' not in line]
-    record.write_bytes(b"".join(kept))
-    replay(run / "transcript", {**settings, "weighting": "uniform"}, CLIENTS)
+        replay(record, {**settings, **change}, CLIENTS)
 
 
 def test_the_reader_uses_nothing_of_fdaudit(tmp_path: Path) -> None:
-    """The functions above, by themselves, in a process that cannot import fdaudit."""
-    run, settings = recorded(tmp_path / "run", "model_update", "samples", 1.0, 0.9)
-    script = tmp_path / "reader.py"
-    script.write_text(
-        standing_alone(
-            Path(__file__),
-            "from itertools import pairwise\nimport numpy as np",
-            "print(replay(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])))",
-        ),
-        encoding="utf-8",
-    )
-    done = subprocess.run(
-        [sys.executable, str(script), str(run / "transcript"), json.dumps(settings), str(CLIENTS)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, "4"), done.stderr
+    record, settings = recorded(tmp_path / "run", "model_update", server_momentum=0.9)
+    imports = "from itertools import pairwise\nimport numpy as np"
+    call = "replay(Path(a[1]), json.loads(a[2]), int(a[3]))"
+    arguments = (str(record), json.dumps(settings), str(CLIENTS))
+    assert read_alone(__file__, imports, call, tmp_path, *arguments) == "4"

@@ -15,12 +15,7 @@ from numpy.typing import NDArray
 import fdaudit
 from fdaudit.testing.specs import small_spec
 
-from ..helpers.record_reader import Arrays, Record, read, samples
-
-
-class BrokenRecordError(Exception):
-    """The record does not give back what was sent."""
-
+from ..helpers.record_reader import Arrays, BrokenRecordError, Record, read, samples
 
 # -- the reader: json and safetensors -------------------------------------------------------------------------------
 

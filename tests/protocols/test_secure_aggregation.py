@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.attacks.gradient_inversion.uploads import Upload, find_upload
-from fdaudit.defenses import REGISTRY as DEFENSES
 from fdaudit.protocols import REGISTRY
 
 from fdaudit.accounting.ledger import Books
 from fdaudit.adversary.view import view_of
 from fdaudit.cli.explain import sections
-from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian
 from fdaudit.federation.rehearsal import parties_of
@@ -23,9 +21,11 @@ from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import encode
 from fdaudit.testing.federation import SIZES, initial, records
 from fdaudit.testing.running import ProtocolRun
-from fdaudit.transcript.messages import SUM, role
+from fdaudit.transcript.messages import SUM
 from fdaudit.transcript.wire import Outage
 
+from ..helpers.by_hand import by_sender, close, sent
+from ..helpers.defence_cases import defence
 from ..helpers.ledger_cases import Log
 from ..helpers.protocol_cases import configured, run
 from ..helpers.run_cases import known
@@ -36,10 +36,7 @@ C, SIGMA = 0.5, 30.0
 
 
 def dp_fedavg(shares: int = K, sigma: float = SIGMA) -> dict[tuple[str, str], list[Any]]:
-    cls = DEFENSES.load("dp-fedavg")
-    return {
-        ("model_update", "client"): [cls(validate(cls.Config, {"clip": C, "sigma": sigma, "shares": shares}))]
-    }
+    return {("model_update", "client"): [defence("dp-fedavg", clip=C, sigma=sigma, shares=shares)]}
 
 
 def books(ran: ProtocolRun) -> Books:
@@ -68,8 +65,7 @@ def test_without_noise_the_model_is_that_of_plain_aggregation(
     params = {**SECURE, "weighting": weighting, **more}
     secure = run(tmp_path / "a", "fedavg", params)
     plain = run(tmp_path / "b", "fedavg", {**params, "aggregation": "plain"})
-    for name, value in plain.protocol.released().items():
-        torch.testing.assert_close(secure.protocol.released()[name], value, rtol=1e-5, atol=1e-6)
+    close(secure.protocol.released(), plain.protocol.released(), rtol=1e-5, atol=1e-6)
 
 
 def test_the_server_gets_one_message_a_round_the_sum_of_what_arrived(tmp_path) -> None:
@@ -79,7 +75,7 @@ def test_the_server_gets_one_message_a_round_the_sum_of_what_arrived(tmp_path) -
         ("model_update", "aggregator", t) for t in range(ROUNDS)
     ]
     for message in sums:
-        own = [m for m in ran.messages if m.round == message.round and role(m.sender) == "client"]
+        own = sent(ran, sender="client", round=message.round)
         assert all((m.kind, m.receivers) == ("model_update", ("aggregator",)) for m in own)
         assert message.inputs == tuple(m.seq for m in own)
         assert message.fields == {SUM: True, "weight": pytest.approx(1.0), "clients": [m.sender for m in own]}
@@ -101,10 +97,7 @@ def test_updates_are_weighted_before_they_are_sent(tmp_path) -> None:
         run(tmp_path / a, "fedavg", {**SECURE, "weighting": "public", "aggregation": a}, rounds=1)
         for a in ("secure", "plain")
     )
-    updates = [
-        {m.sender: ran.tensors(m) for m in ran.messages if m.kind == "model_update"}
-        for ran in (secure, plain)
-    ]
+    updates = [by_sender(ran, "model_update", "client") for ran in (secure, plain)]
     for k, n in zip(records(), SIZES, strict=True):
         for name, delta in updates[1][k].items():
             torch.testing.assert_close(updates[0][k][name], n / sum(SIZES) * delta)
@@ -120,8 +113,7 @@ def test_of_a_client_that_is_silent_neither_update_nor_weight_is_in_the_sum(weig
     left = 2 / 3 if weighting == "uniform" else 1 - SIZES[1] / sum(SIZES)
     assert [m.fields["weight"] for m in sums] == pytest.approx([1.0, left, 1.0])
     assert [m.fields["clients"] for m in sums] == [[*records()], ["client/0", "client/2"], [*records()]]
-    for name, value in plain.protocol.released().items():
-        torch.testing.assert_close(secure.protocol.released()[name], value, rtol=1e-5, atol=1e-6)
+    close(secure.protocol.released(), plain.protocol.released(), rtol=1e-5, atol=1e-6)
     everybody = [Outage(party=k, first=0, last=ROUNDS - 1) for k in records()]
     nobody = run(tmp_path / "c", "fedavg", params, outages=everybody)
     assert encode(nobody.protocol.released()) == encode(initial())
@@ -143,8 +135,7 @@ def test_where_the_promise_is_broken_an_attack_gets_the_update_that_a_plain_run_
     for upload in found:
         assert isinstance(upload, Upload)
         assert upload.update is not None
-    for name, value in found[1].update.items():
-        torch.testing.assert_close(found[0].update[name], value, rtol=1e-5, atol=1e-7)
+    close(found[0].update, found[1].update, rtol=1e-5, atol=1e-7)
 
 
 # -- the ledger -----------------------------------------------------------------------------------------------------
@@ -182,8 +173,7 @@ def test_an_exact_sum_without_noise_has_no_figure(tmp_path) -> None:
 
 
 def test_noise_on_the_sum_alone_protects_from_everybody_but_the_aggregator(tmp_path) -> None:
-    cls = DEFENSES.load("dp-fedavg")
-    made = cls(validate(cls.Config, {"clip": C, "sigma": SIGMA}))
+    made = defence("dp-fedavg", clip=C, sigma=SIGMA)
     found = books(run(tmp_path / "a", "fedavg", SECURE, defenses={("model_update", "aggregator"): [made]}))
     assert found.ledger("server").epsilon == pytest.approx(gaussians(ROUNDS, SIGMA * C))
     assert found.ledger("aggregator").epsilon == math.inf
@@ -223,18 +213,3 @@ def test_the_aggregator_is_an_adversary_where_there_is_one() -> None:
     with pytest.raises(SpecError, match="aggregator") as caught:
         simulated_case(spec(), known(0))
     assert "adversaries" in caught.value.field
-
-
-@pytest.mark.parametrize(
-    ("params", "text"),
-    [
-        ({}, "Set weighting to 'uniform' or 'public'"),
-        ({"weighting": "samples"}, "Set weighting to 'uniform' or 'public'"),
-        ({"weighting": "uniform", "upload": "model_parameters"}, "Set upload to 'model_update'"),
-        ({"weighting": "uniform", "upload": "gradient"}, "Set upload to 'model_update'"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_added_up_is_refused(params: dict[str, Any], text: str) -> None:
-    with pytest.raises(SpecError, match=text):
-        validate(REGISTRY.load("fedavg").Config, {"aggregation": "secure", **params}, "protocol.params")

@@ -13,11 +13,10 @@ from fdaudit.tasks import TEXT
 from fdaudit.testing.federation import of_texts, records, tokens, worded
 
 from ..helpers.protocol_cases import run
-from ..helpers.record_reader import read
+from ..helpers.record_reader import BrokenRecordError, read
 from ..helpers.run_cases import finished
-from ..helpers.text_cases import write_texts
+from ..helpers.text_cases import text_federation
 from .fedkd import test_replay_fedkd as fedkd
-from .test_replay import BrokenRecordError, replay
 
 pytestmark = pytest.mark.thorough
 
@@ -54,38 +53,17 @@ def test_clients_may_train_unlike_transformers(name, tmp_path):
 # -- replay: the record alone ---------------------------------------------------------------------------------------
 
 
-def spec_of(tmp_path, **changes):
-    own = {
-        "clients": 3,
-        "dataset": {"name": f"text:{write_texts(tmp_path / 'a.csv', 150)}", "length": 10},
-        "splits": {"test": 0.2, "proxy": 0.2, "auxiliary": 0.1, "candidates": 1},
-        "model": {"name": "transformer", "params": {"width": 4}},
-    }
-    return own | changes
-
-
-@pytest.mark.parametrize(
-    ("upload", "weighting", "momentum"),
-    [("gradient", "samples", 0.0), ("model_update", "samples", 0.5), ("model_parameters", "uniform", 0.0)],
-)
-def test_every_aggregate_of_fedavg_follows_from_the_recorded_uploads(upload, weighting, momentum, tmp_path):
-    settings = {"rounds": 3, "upload": upload, "weighting": weighting, "fraction": 0.67, "lr": 0.3}
-    settings |= {
-        "server_momentum": momentum,
-        "batch_size": 8,
-        "local_steps": 1 if upload == "gradient" else 3,
-    }
-    folder = finished(tmp_path / "run", **spec_of(tmp_path, protocol={"name": "fedavg", "params": settings}))
-    assert replay(folder / "transcript", settings, 3) == 3
-    with pytest.raises(BrokenRecordError):
-        replay(folder / "transcript", {**settings, "server_momentum": 0.9}, 3)
-
-
 @pytest.mark.parametrize("changes", [{}, {"grid": "eq3"}, {"levels": None, "weights": "uniform"}], ids=str)
 def test_the_ensemble_of_fedkd_follows_from_logits_and_counts(changes, tmp_path):
     settings = {"levels": 200, "grid": "eq4", "weights": "class-counts", "gamma": None, **changes}
     params = {"local_epochs": 2, "distill_rounds": 1, "distill_steps": 2, **settings}
-    folder = finished(tmp_path / "run", **spec_of(tmp_path, protocol={"name": "fedkd", "params": params}))
+    folder = finished(
+        tmp_path / "run",
+        clients=3,
+        splits={"test": 0.2, "proxy": 0.2, "auxiliary": 0.1, "candidates": 1},
+        protocol={"name": "fedkd", "params": params},
+        **text_federation(tmp_path),
+    )
     residual = fedkd.replay(folder / "transcript", settings, 3)
     assert residual.shape == (30, 3)
     assert np.abs(residual).max() <= fedkd.worth(folder)

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fdaudit.defenses import REGISTRY as DEFENSES
 from fdaudit.protocols import REGISTRY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fdaudit.accounting.ledger import Books
-from fdaudit.config import validate
 from fdaudit.errors import SpecError
 from fdaudit.events import Gaussian
 from fdaudit.federation.public_answers import ballot, count, targets
@@ -24,11 +22,14 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.files import encode
-from fdaudit.testing.federation import CLASSES, initial, network, public, records
+from fdaudit.testing.federation import CLASSES, initial, public, records
 from fdaudit.testing.running import ProtocolRun
 from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Outage
 
+from ..helpers.by_hand import close, descended, module_of
+from ..helpers.by_hand import tensors as tensors_of
+from ..helpers.defence_cases import defence
 from ..helpers.protocol_cases import FAST, configured, run
 from ..helpers.run_cases import known
 
@@ -37,13 +38,12 @@ PATE = ("vote_counts", "aggregator")
 
 
 def pate(name: str = "gnmax", **params: Any) -> Any:
-    cls = DEFENSES.load(name)
-    return cls(validate(cls.Config, {"public_index": True, **params}))
+    return defence(name, **{"public_index": True, **params})
 
 
 def tensors(ran: ProtocolRun, kind: str, sender: str) -> dict[str, torch.Tensor]:
-    (message,) = [m for m in ran.messages if (m.kind, m.sender) == (kind, sender)]
-    return ran.tensors(message)
+    (found,) = tensors_of(ran, kind, sender)
+    return found
 
 
 def books(ran: ProtocolRun) -> Books:
@@ -121,9 +121,7 @@ def test_clients_vote_by_their_models_and_the_server_gets_the_counts_alone(tmp_p
     assert [m.kind for m in ran.messages] == ["hard_labels"] * 3 + ["vote_counts", "model_parameters"]
     wanted = torch.zeros(len(public()), CLASSES, dtype=torch.int64)
     for k in records():
-        module = network().build(child(0, "own"))
-        module.load_state_dict(ran.rounds[0].models[k])
-        votes = module(public()).argmax(1)
+        votes = module_of(ran.rounds[0].models[k])(public()).argmax(1)
         assert tensors(ran, "hard_labels", k)["values"].tolist() == votes.tolist()
         wanted += F.one_hot(votes, CLASSES)
     got = tensors(ran, "vote_counts", "aggregator")
@@ -147,17 +145,13 @@ def test_the_central_model_learns_the_shares_by_cross_entropy_or_at_a_temperatur
         else:
             counts = tensors(ran, "vote_counts", "aggregator")["counts"].float()
             p = counts / counts.sum(1, keepdim=True)
-        module, tau = network().build(child(0, "own")), temperature or 1.0
-        module.load_state_dict(initial())
-        for _ in range(4):
+        tau = temperature or 1.0
+
+        def loss(module: Any, p: torch.Tensor = p, tau: float = tau) -> torch.Tensor:
             # Cross-entropy and KL differ by a constant; a finite τ scales the gradient by τ².
-            loss = -(tau**2) * (p * F.log_softmax(module(public()) / tau, 1)).sum(1).mean()
-            gradients = torch.autograd.grad(loss, list(module.parameters()))
-            with torch.no_grad():
-                for parameter, gradient in zip(module.parameters(), gradients, strict=True):
-                    parameter -= 0.1 * gradient
-        for name, value in module.state_dict().items():
-            torch.testing.assert_close(ran.protocol.released()[name], value, rtol=1e-4, atol=1e-5)
+            return -(tau**2) * (p * F.log_softmax(module(public()) / tau, 1)).sum(1).mean()
+
+        close(ran.protocol.released(), descended(initial(), loss, 4, 0.1))
 
 
 @pytest.mark.thorough
@@ -238,33 +232,6 @@ def test_an_index_that_is_not_said_to_be_public_takes_the_claim_away(tmp_path) -
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------
-
-CONFIG = REGISTRY.load("fedkd").Config
-
-
-def test_votes_imply_the_settings_that_go_with_them_and_can_be_written_down_again() -> None:
-    made = validate(CONFIG, {"ensemble": "votes"})
-    assert (made.weights, made.levels, made.gamma, made.defenses()) == ("uniform", None, None, ())
-    assert validate(CONFIG, made.model_dump()) == made
-    assert validate(CONFIG, {}).weights == "class-counts"
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"weights": "class-counts"},
-        {"levels": 200},
-        {"z_max": 4.0},
-        {"gamma": 1.0},
-        {"clip": 1.0},
-        {"noise_at": "client"},
-    ],
-    ids=str,
-)
-def test_settings_of_averaged_logits_are_refused_with_votes(other: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match=f"Leave {next(iter(other))} out") as caught:
-        validate(CONFIG, {"ensemble": "votes", **other}, "protocol.params")
-    assert "\n" not in str(caught.value)
 
 
 def spec(**changes: Any) -> Spec:

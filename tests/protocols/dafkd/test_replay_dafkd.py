@@ -8,8 +8,6 @@ double precision. A record with one message taken away no longer gives them back
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -17,19 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save, save_file
+from safetensors.numpy import load_file, save_file
 
 from fdaudit.rng import child
 
-from ...helpers.record_reader import Arrays, read, standing_alone
+from ...helpers.record_reader import Arrays, BrokenRecordError, read
+from ...helpers.replays import (
+    breaks_without_each_message,
+    overwrite,
+    read_alone,
+    states_its_settings,
+    take_away,
+)
 from ...helpers.run_cases import finished, known
-
-
-class BrokenRecordError(Exception):
-    """The record does not give back what was sent."""
-
 
 # -- the reader: json, safetensors and NumPy --------------------------------------------------------------------
 
@@ -280,21 +279,15 @@ def checked(run: Path, settings: dict[str, Any]) -> int:
 def test_averages_weights_and_the_distilled_model_follow_from_the_record(name: str, tmp_path: Path) -> None:
     run, settings = recorded(tmp_path / "run", CASES[name])
     assert checked(run, settings) == 5
-    stated = yaml.safe_load((run / "spec.yaml").read_text())["protocol"]["params"]
-    assert {**settings, **stated} == settings, "the published spec has the settings that the reader needs"
+    assert states_its_settings(run, settings)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["paper", "some-clients-by-records", "appendix-b"])
 def test_taking_any_one_message_away_breaks_it(name: str, tmp_path: Path) -> None:
     run, settings = recorded(tmp_path / "run", CASES[name])
-    log = run / "transcript" / "messages.jsonl"
-    lines = log.read_bytes().splitlines(keepends=True)
-    assert len(lines) >= 3 * (2 + 3 * 2) + 1
-    for k in range(len(lines)):
-        log.write_bytes(b"".join(lines[:k] + lines[k + 1 :]))
-        with pytest.raises(BrokenRecordError):
-            checked(run, settings)
+    count = breaks_without_each_message(run / "transcript", lambda: checked(run, settings))
+    assert count >= 3 * (2 + 3 * 2) + 1
 
 
 @pytest.mark.thorough
@@ -316,9 +309,7 @@ def test_the_reader_tells_other_settings_from_those_that_were_used(
     by_records = {"weighting": "samples"} if "weighting" in change else {}
     run, settings = recorded(tmp_path / "run", by_records)
     if by_records:  # without its counts, so that only the averages can tell
-        log = run / "transcript" / "messages.jsonl"
-        kept = [line for line in log.read_bytes().splitlines(keepends=True) if b'"sample_count"' not in line]
-        log.write_bytes(b"".join(kept))
+        take_away(run / "transcript", "sample_count")
     with pytest.raises(BrokenRecordError):
         checked(run, {**settings, **change})
 
@@ -331,10 +322,8 @@ def test_every_value_that_a_client_sent_counts(kind: str, tmp_path: Path) -> Non
     message, tensors = next(
         (m, t) for m, t in read(run / "transcript") if m["kind"] == kind and m["sender"] == "client/1"
     )
-    with (run / "transcript" / message["payload"]["file"]).open("r+b") as file:
-        file.seek(message["begins"])
-        other = save({n: t + np.ones((), t.dtype) for n, t in tensors.items()})
-        assert file.write(other) == message["payload"]["length"]
+    other = {n: t + np.ones((), t.dtype) for n, t in tensors.items()}
+    overwrite(run / "transcript", message, other)
     with pytest.raises(BrokenRecordError):
         checked(run, settings)
 
@@ -353,19 +342,11 @@ def test_rows_of_appendix_bs_soft_labels_sum_to_the_scores_they_would_hide(tmp_p
 
 
 def test_the_reader_uses_nothing_of_fdaudit_or_torch(tmp_path: Path) -> None:
-    """The functions above, by themselves, in a process that can import neither."""
     run, settings = recorded(tmp_path / "run", CASES["some-clients-by-records"])
-    script = tmp_path / "reader.py"
-    script.write_text(
-        standing_alone(
-            Path(__file__),
-            "from collections import defaultdict\nimport numpy as np\nfrom safetensors.numpy import load_file",
-            "a = sys.argv\nprint(replay(Path(a[1]), Path(a[2]), json.loads(a[3]), int(a[4])))",
-        ),
-        encoding="utf-8",
+    imports = (
+        "from collections import defaultdict\nimport numpy as np\nfrom safetensors.numpy import load_file"
     )
-    where = [str(run / "transcript"), str(run / "coins.safetensors"), json.dumps(settings), str(CLIENTS)]
-    done = subprocess.run(
-        [sys.executable, str(script), *where], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, "5"), done.stderr
+    call = "replay(Path(a[1]), Path(a[2]), json.loads(a[3]), int(a[4]))"
+    where = (str(run / "transcript"), str(run / "coins.safetensors"))
+    compared = read_alone(__file__, imports, call, tmp_path, *where, json.dumps(settings), str(CLIENTS))
+    assert compared == "5"

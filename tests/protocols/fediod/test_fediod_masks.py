@@ -20,9 +20,9 @@ from fdaudit.testing.specs import small_spec
 
 from ...helpers.mask_cases import write_masks
 from ...helpers.protocol_cases import run
-from ...helpers.record_reader import read
+from ...helpers.record_reader import BrokenRecordError, read
 from ...helpers.run_cases import known
-from .test_replay_fediod import BrokenRecordError, cotangents, expect, pi
+from .test_replay_fediod import cotangents, expect, pi
 
 SIDE = 8
 SMALL = {"rounds": 2, "steps_per_round": 1, "samples": 4, "student_steps": 1, "local_steps": 6, "lr": 0.5}

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fdaudit.defenses import REGISTRY as DEFENSES
 from fdaudit.protocols.fediod.config import FedIODConfig
 from fdaudit.protocols.fediod.losses import label_loss
 from fdaudit.protocols.fediod.protocol import FedIOD
@@ -28,10 +27,12 @@ from fdaudit.storage.files import encode
 from fdaudit.testing.federation import CLASSES, SHAPE, common, records
 from fdaudit.testing.running import ProtocolRun
 from fdaudit.testing.specs import small_spec
-from fdaudit.transcript.messages import ALL, DATA, role
+from fdaudit.transcript.messages import ALL, DATA
 from fdaudit.transcript.samples import sample_index
 from fdaudit.transcript.wire import Outage
 
+from ...helpers.by_hand import sent
+from ...helpers.defence_cases import defence
 from ...helpers.protocol_cases import FAST, VOTES, configured, run
 from ...helpers.run_cases import known, secrets_apart
 
@@ -45,37 +46,19 @@ def made(params: dict[str, Any] | None = None) -> FedIOD:
     return FedIOD(config, setting_of(FedIOD, common(), records(), NoWire(), 5))
 
 
-def aggregator(name: str, **params: Any) -> dict[tuple[str, str], list[Any]]:
-    cls = DEFENSES.load(name)
-    return {("vote_counts", "aggregator"): [cls(validate(cls.Config, params))]}
+def at_the_aggregator(name: str, **params: Any) -> dict[tuple[str, str], list[Any]]:
+    return {("vote_counts", "aggregator"): [defence(name, **params)]}
+
+
+def in_step(ran: ProtocolRun, step: tuple[int, int], kind: str, sender: str | None = None) -> list[Any]:
+    return [m for m in sent(ran, kind, sender, step[0]) if m.step == step[1]]
 
 
 def steps_of(ran: ProtocolRun) -> list[tuple[int, int]]:
     return sorted({(m.round, m.step) for m in ran.messages if m.kind == "generated_samples"})
 
 
-def in_step(ran: ProtocolRun, step: tuple[int, int], kind: str, sender: str = "") -> list[Any]:
-    found = [m for m in ran.messages if (m.round, m.step) == step and m.kind == kind]
-    return [m for m in found if not sender or role(m.sender) == sender]
-
-
 # -- settings -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("params", "said"),
-    [
-        ({"outputs": "votes"}, r"weights 'eq8' and shares 'samples'.*Set both to 'uniform'"),
-        ({"outputs": "votes", "weights": "uniform"}, "shares 'samples'.*Set both to 'uniform'"),
-        ({"outputs": "votes", "shares": "uniform", "weights": "samples"}, "weights 'samples'"),
-        ({**VOTES, "gan": 0.0, "mimic": 0.0}, "nothing to learn from votes.*Raise one"),
-        ({"outputs": "labels"}, "outputs"),
-        ({"gradients_from": "two"}, "gradients_from"),
-    ],
-)
-def test_impossible_settings_are_refused(params: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        validate(FedIODConfig, params)
 
 
 def test_clients_are_asked_for_gradients_wherever_these_say_something() -> None:
@@ -145,8 +128,8 @@ def test_a_client_casts_one_vote_a_sample_whatever_it_sends(data: st.DataObject)
     ballot = st.lists(st.tuples(numbers, numbers), max_size=12)
     ballots = data.draw(st.lists(ballot, min_size=1, max_size=4))
 
-    def counted(sent: list[list[tuple[int, int]]]) -> torch.Tensor:
-        tensors = [torch.tensor(b, dtype=torch.int64).reshape(-1, 2) for b in sent]
+    def counted(cast: list[list[tuple[int, int]]]) -> torch.Tensor:
+        tensors = [torch.tensor(b, dtype=torch.int64).reshape(-1, 2) for b in cast]
         return count_votes([{"index": t[:, 0], "values": t[:, 1]} for t in tensors], 4, 3)
 
     counts = counted(ballots)
@@ -241,7 +224,7 @@ def test_a_client_adds_l_gans_gradient_and_nothing_of_its_task_model() -> None:
 def test_the_server_needs_nothing_but_what_it_was_sent(case, params, tmp_path) -> None:
     """A server of its own, fed from the record, says the same to the last bit and ends with the same student."""
     given = {"gnmax": {"sigma": 1.0, "public_index": True}, "confident-gnmax": CONFIDENT}
-    defences = {} if case == "bare" else aggregator(case, **given[case])
+    defences = {} if case == "bare" else at_the_aggregator(case, **given[case])
     ran = run(tmp_path / "a", "fediod", {**PARAMS, **params}, defenses=defences)
     server = made(params)._server
     answered = []
@@ -302,7 +285,7 @@ def test_the_generator_looks_for_samples_on_which_the_student_disagrees() -> Non
 
 
 def test_a_run_whose_aggregator_drops_every_sample_ends_with_the_student_it_began_with(tmp_path) -> None:
-    never = aggregator("confident-gnmax", **{**CONFIDENT, "threshold": 1e6})
+    never = at_the_aggregator("confident-gnmax", **{**CONFIDENT, "threshold": 1e6})
     ran = run(tmp_path / "a", "fediod", PARAMS, defenses=never)
     assert encode(ran.rounds[0].models["server"]) == encode(ran.rounds[-1].models["server"])
     assert all("server" not in done.losses for done in ran.rounds[1:])

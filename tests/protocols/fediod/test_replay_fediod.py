@@ -8,29 +8,22 @@ with one message taken away no longer gives them back.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save, save_file
+from safetensors.numpy import load_file, save_file
 
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 from fdaudit.testing.specs import small_spec
 
-from ...helpers.record_reader import Arrays, read, standing_alone
+from ...helpers.record_reader import Arrays, BrokenRecordError, read
+from ...helpers.replays import breaks_without_each_message, overwrite, read_alone, states_its_settings
 from ...helpers.run_cases import finished, known
-
-
-class BrokenRecordError(Exception):
-    """The record does not give back what was sent."""
-
 
 # -- the reader: json, safetensors and NumPy --------------------------------------------------------------------
 
@@ -241,8 +234,7 @@ def checked(run: Path, settings: dict[str, Any], without: tuple[str, ...] = ()) 
 def test_what_the_server_told_and_published_follows_from_the_record(name: str, tmp_path: Path) -> None:
     run, settings = recorded(tmp_path / "run", CASES[name])
     assert checked(run, settings) == 4 * CLIENTS
-    stated = yaml.safe_load((run / "spec.yaml").read_text())["protocol"]["params"]
-    assert {**settings, **stated} == settings, "the published spec has the settings that the reader needs"
+    assert states_its_settings(run, settings)
 
 
 @pytest.mark.parametrize(
@@ -259,13 +251,8 @@ def test_without_counts_or_scores_eq_8_goes_without_that_factor(
 @pytest.mark.parametrize("name", ["paper", "plain"])
 def test_taking_any_one_message_away_breaks_it(name: str, tmp_path: Path) -> None:
     run, settings = recorded(tmp_path / "run", CASES[name])
-    log = run / "transcript" / "messages.jsonl"
-    lines = log.read_bytes().splitlines(keepends=True)
-    assert len(lines) >= 4 * (1 + 3 * CLIENTS) + 1
-    for k in range(len(lines)):
-        log.write_bytes(b"".join(lines[:k] + lines[k + 1 :]))
-        with pytest.raises(BrokenRecordError):
-            checked(run, settings)
+    count = breaks_without_each_message(run / "transcript", lambda: checked(run, settings))
+    assert count >= 4 * (1 + 3 * CLIENTS) + 1
 
 
 @pytest.mark.thorough
@@ -301,27 +288,17 @@ def test_every_value_of_what_the_server_was_sent_or_sent_counts(kind: str, tmp_p
     message, tensors = next(found for found in read(run / "transcript") if found[0]["kind"] == kind)
     (name,) = [n for n in tensors if n != "index"]
     tensors[name] = tensors[name] + np.ones((), tensors[name].dtype)
-    with (run / "transcript" / message["payload"]["file"]).open("r+b") as file:
-        file.seek(message["begins"])
-        assert file.write(save(tensors)) == message["payload"]["length"]
+    overwrite(run / "transcript", message, tensors)
     with pytest.raises(BrokenRecordError):
         checked(run, settings)
 
 
 def test_the_reader_uses_nothing_of_fdaudit_or_torch(tmp_path: Path) -> None:
-    """The functions above, by themselves, in a process that can import neither."""
     run, settings = recorded(tmp_path / "run", {})
-    script = tmp_path / "reader.py"
-    script.write_text(
-        standing_alone(
-            Path(__file__),
-            "from collections import defaultdict\nimport numpy as np\nfrom safetensors.numpy import load_file",
-            "a = sys.argv\nprint(replay(Path(a[1]), Path(a[2]), json.loads(a[3]), int(a[4]), []))",
-        ),
-        encoding="utf-8",
+    imports = (
+        "from collections import defaultdict\nimport numpy as np\nfrom safetensors.numpy import load_file"
     )
-    where = [str(run / "transcript"), str(run / "initial.safetensors"), json.dumps(settings), str(CLIENTS)]
-    done = subprocess.run(
-        [sys.executable, str(script), *where], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, str(4 * CLIENTS)), done.stderr
+    call = "replay(Path(a[1]), Path(a[2]), json.loads(a[3]), int(a[4]), [])"
+    where = (str(run / "transcript"), str(run / "initial.safetensors"))
+    compared = read_alone(__file__, imports, call, tmp_path, *where, json.dumps(settings), str(CLIENTS))
+    assert compared == str(4 * CLIENTS)

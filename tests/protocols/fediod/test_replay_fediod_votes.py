@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save, save_file
+from safetensors.numpy import load_file, save_file
 
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 from fdaudit.testing.specs import small_spec
 
-from ...helpers.record_reader import Arrays, read, samples
+from ...helpers.record_reader import Arrays, BrokenRecordError, read, samples
+from ...helpers.replays import breaks_without_each_message, overwrite
 from ...helpers.run_cases import finished, known
-from .test_replay_fediod import BrokenRecordError, Student, log_softmax
+from .test_replay_fediod import Student, log_softmax
 
 CLIENTS = 3
 SETTINGS: dict[str, Any] = {
@@ -166,13 +167,8 @@ def test_counts_and_student_follow_from_the_record(name: str, tmp_path: Path) ->
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["counts", "one-asked"])
 def test_taking_any_one_message_away_breaks_it(name: str, tmp_path: Path) -> None:
-    found = recorded(tmp_path / "run", name)
-    log = found[0] / "transcript" / "messages.jsonl"
-    lines = log.read_bytes().splitlines(keepends=True)
-    for k in range(len(lines)):
-        log.write_bytes(b"".join(lines[:k] + lines[k + 1 :]))
-        with pytest.raises(BrokenRecordError):
-            checked(*found)
+    run, settings, defended = recorded(tmp_path / "run", name)
+    breaks_without_each_message(run / "transcript", lambda: checked(run, settings, defended))
 
 
 @pytest.mark.parametrize(
@@ -186,9 +182,7 @@ def test_every_vote_counts(kind: str, sender: str, tmp_path: Path) -> None:
     (name,) = [n for n in tensors if n != "index"]
     tensors[name] = tensors[name].copy()
     tensors[name].flat[0] = (tensors[name].flat[0] + 1) % 10
-    with (run / "transcript" / message["payload"]["file"]).open("r+b") as file:
-        file.seek(message["begins"])
-        assert file.write(save(tensors)) == message["payload"]["length"]
+    overwrite(run / "transcript", message, tensors)
     with pytest.raises(BrokenRecordError, match="counted otherwise"):
         checked(run, settings, defended)
 

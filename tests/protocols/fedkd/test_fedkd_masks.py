@@ -13,6 +13,7 @@ from fdaudit.tasks import SEGMENTATION
 from fdaudit.testing.federation import CLASSES, dense, masked, public, records
 from fdaudit.testing.specs import small_spec
 
+from ...helpers.by_hand import module_of
 from ...helpers.mask_cases import write_masks
 from ...helpers.protocol_cases import run
 from ...helpers.record_reader import read
@@ -26,12 +27,6 @@ CLIENTS = ("client/0", "client/1", "client/2")
 
 def ran(folder, **params):
     return run(folder, "fedkd", params, clients=masked(records()), **GIVEN)
-
-
-def module_of(parameters):
-    module = dense().build(torch.Generator().manual_seed(0))
-    module.load_state_dict(parameters)
-    return module
 
 
 def replayed(folder, *, quantised):
@@ -63,7 +58,7 @@ def test_logits_are_those_of_the_clients_models(tmp_path):
     made = ran(tmp_path / "a", **BARE)
     for k in CLIENTS:
         (sent,) = [m for m in made.messages if (m.kind, m.sender) == ("logits", k)]
-        expected = module_of(made.rounds[0].models[k]).eval()(public()).detach()
+        expected = module_of(made.rounds[0].models[k], dense()).eval()(public()).detach()
         torch.testing.assert_close(made.tensors(sent)["values"], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -80,7 +75,7 @@ def test_a_distillation_step_is_a_step_of_equation_10(tmp_path):
     made = ran(tmp_path / "a", **BARE, **params, distill_lr=0.1)
     (label,) = [m for m in made.messages if m.kind == "ensemble_labels"]
     p = made.tensors(label)["values"].softmax(1)
-    module = module_of(made.setting.initial["server"])
+    module = module_of(made.setting.initial["server"], dense())
     q = module(public()).softmax(1)
     by_class = 0.0
     for c in range(1, CLASSES):

@@ -9,8 +9,9 @@ from fdaudit.protocols.fedkd.protocol import class_weights
 
 import fdaudit
 from fdaudit.tasks import MULTI_LABEL
-from fdaudit.testing.federation import initial, network, public, records, several
+from fdaudit.testing.federation import initial, public, records, several
 
+from ...helpers.by_hand import by_sender, close, descended, module_of
 from ...helpers.docs_pages import ROOT
 from ...helpers.protocol_cases import run
 from ...helpers.record_reader import read
@@ -18,32 +19,6 @@ from ...helpers.run_cases import finished
 from .test_replay_fedkd import CLIENTS, only, replay, worth
 
 BARE = {"gamma": None, "levels": None}
-
-
-def module_of(parameters):
-    module = network().build(torch.Generator().manual_seed(0))
-    module.load_state_dict(parameters)
-    return module
-
-
-def stepped(module, loss_of, steps, lr):
-    """Plain gradient descent, written out."""
-    for _ in range(steps):
-        gradients = torch.autograd.grad(loss_of(module), list(module.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
-                parameter -= lr * gradient
-    return module.state_dict()
-
-
-def close(one, other):
-    assert one.keys() == other.keys()
-    for name, value in other.items():
-        torch.testing.assert_close(one[name], value, rtol=1e-4, atol=1e-5)
-
-
-def sent(ran, kind):
-    return {m.sender: ran.tensors(m) for m in ran.messages if m.kind == kind}
 
 
 # -- the phases -----------------------------------------------------------------------------------------------
@@ -59,7 +34,7 @@ def test_clients_learn_from_the_labels_that_are_known(tmp_path):
             q = module(data.x).sigmoid()
             return -((data.y == 1) * q.log() + (data.y == 0) * (1 - q).log()).mean()
 
-        close(ran.rounds[0].models[k], stepped(module_of(initial(k)), loss, 4, 0.3))
+        close(ran.rounds[0].models[k], descended(initial(k), loss, 4, 0.3))
 
 
 def test_counts_are_of_positives_and_weigh_the_ensemble_class_by_class(tmp_path):
@@ -67,13 +42,13 @@ def test_counts_are_of_positives_and_weigh_the_ensemble_class_by_class(tmp_path)
     clients["client/0"].y[:, 1] = -1  # of what it does not know, and of what it never saw, it has no record
     clients["client/1"].y[:, 1] = 0
     ran = run(tmp_path / "a", "fedkd", BARE, clients=clients, task=MULTI_LABEL)
-    counts = {k: t["counts"].tolist() for k, t in sent(ran, "class_counts").items()}
+    counts = {k: t["counts"].tolist() for k, t in by_sender(ran, "class_counts").items()}
     for k, data in clients.items():
         assert counts[k] == [sum(int(v) == 1 for v in column) for column in data.y.T]
     assert counts["client/0"][1] == counts["client/1"][1] == 0
     N = np.array([counts[k] for k in clients], dtype=float)
     z = np.stack([module_of(ran.rounds[0].models[k])(public()).detach().numpy() for k in clients])
-    (label,) = sent(ran, "ensemble_labels").values()
+    (label,) = by_sender(ran, "ensemble_labels").values()
     np.testing.assert_allclose(
         label["values"].numpy(), np.einsum("knc,kc->nc", z, N / N.sum(0)), rtol=1e-4, atol=1e-5
     )
@@ -85,26 +60,26 @@ def test_at_a_finite_temperature_each_class_is_distilled_by_itself(tmp_path):
     params = {**BARE, "distill_rounds": 1, "distill_steps": 4, "distill_batch_size": 99, "temperature": 3.0}
     params |= {"distill_optimizer": "sgd", "distill_lr": 0.1}
     ran = run(tmp_path / "a", "fedkd", params, clients=several(records()), task=MULTI_LABEL)
-    (label,) = sent(ran, "ensemble_labels").values()
+    (label,) = by_sender(ran, "ensemble_labels").values()
     p = (label["values"] / 3).sigmoid()
 
     def loss(module):
         q = (module(public()) / 3).sigmoid()
         return 9 * (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).sum(1).mean()
 
-    close(ran.protocol.released(), stepped(module_of(initial()), loss, 4, 0.1))
+    close(ran.protocol.released(), descended(initial(), loss, 4, 0.1))
 
 
 def test_at_an_infinite_one_logits_are_matched_as_ever(tmp_path):
     params = {**BARE, "distill_rounds": 1, "distill_steps": 3, "distill_batch_size": 99}
     params |= {"distill_optimizer": "sgd", "distill_lr": 0.02}
     ran = run(tmp_path / "a", "fedkd", params, clients=several(records()), task=MULTI_LABEL)
-    (label,) = sent(ran, "ensemble_labels").values()
+    (label,) = by_sender(ran, "ensemble_labels").values()
 
     def loss(module):
         return (module(public()) - label["values"]).square().sum(1).mean()
 
-    close(ran.protocol.released(), stepped(module_of(initial()), loss, 3, 0.02))
+    close(ran.protocol.released(), descended(initial(), loss, 3, 0.02))
 
 
 # -- a run, from its record -----------------------------------------------------------------------------------

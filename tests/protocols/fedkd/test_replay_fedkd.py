@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +15,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import kstest
 
-from ...helpers.record_reader import Arrays, read, standing_alone
+from ...helpers.record_reader import Arrays, BrokenRecordError, read
+from ...helpers.replays import breaks_without_each_message, read_alone, take_away
 from ...helpers.run_cases import finished
-
-
-class BrokenRecordError(Exception):
-    """The record does not give back what was sent."""
-
 
 # -- the reader: json and safetensors ---------------------------------------------------------------------------
 
@@ -171,17 +164,9 @@ def test_with_noise_at_the_clients_what_they_send_is_off_the_grid_by_laplace(tmp
         if m["kind"] == "logits"
     ]
     assert np.abs(np.concatenate(off)).max() > 1e-3
-    assert np.abs(replay_noised(run, settings)).max() <= worth(run)
-
-
-def replay_noised(run: Path, settings: dict[str, Any]) -> NDArray[Any]:
-    """Of noised logits the floats are on record; ranges and z_max are there all the same."""
-    log = run / "transcript" / "messages.jsonl"
-    kept = [
-        line for line in log.read_bytes().splitlines(keepends=True) if b'"kind":"logit_range"' not in line
-    ]
-    log.write_bytes(b"".join(kept))
-    return replay(run / "transcript", {**settings, "levels": None}, CLIENTS)
+    take_away(run / "transcript", "logit_range")  # of noised logits the floats are on record all the same
+    residual = replay(run / "transcript", {**settings, "levels": None}, CLIENTS)
+    assert np.abs(residual).max() <= worth(run)
 
 
 @pytest.mark.parametrize(
@@ -195,16 +180,9 @@ def replay_noised(run: Path, settings: dict[str, Any]) -> NDArray[Any]:
 )
 def test_taking_any_one_message_away_breaks_it(changes: dict[str, Any], tmp_path: Path) -> None:
     run, settings = recorded(tmp_path / "run", **changes)
-    lines = (run / "transcript" / "messages.jsonl").read_bytes().splitlines(keepends=True)
-    assert len(lines) == {None: CLIENTS + 2}.get(settings["levels"], 3 * CLIENTS + 3)
-    replay(run / "transcript", settings, CLIENTS)
-    for k in range(len(lines)):
-        less = tmp_path / f"without-{k}"
-        shutil.copytree(run / "transcript", less)
-        (less / "messages.jsonl").write_bytes(b"".join(lines[:k] + lines[k + 1 :]))
-        with pytest.raises(BrokenRecordError):
-            replay(less, settings, CLIENTS)
-        shutil.rmtree(less)
+    record = run / "transcript"
+    count = breaks_without_each_message(record, lambda: replay(record, settings, CLIENTS))
+    assert count == {None: CLIENTS + 2}.get(settings["levels"], 3 * CLIENTS + 3)
 
 
 def test_the_reader_tells_a_wrong_aggregation_from_the_right_one(tmp_path: Path) -> None:
@@ -213,33 +191,14 @@ def test_the_reader_tells_a_wrong_aggregation_from_the_right_one(tmp_path: Path)
     for change in ({"levels": 201}, {"grid": "eq3"}):
         with pytest.raises(BrokenRecordError):
             replay(run / "transcript", {**settings, **change}, CLIENTS)
-    log = run / "transcript" / "messages.jsonl"
-    kept = [
-        line for line in log.read_bytes().splitlines(keepends=True) if b'"kind":"class_counts"' not in line
-    ]
-    log.write_bytes(b"".join(kept))
+    take_away(run / "transcript", "class_counts")
     plain = replay(run / "transcript", {**settings, "weights": "uniform"}, CLIENTS)
     assert np.abs(plain).max() > 1000 * worth(run)
 
 
 def test_the_reader_uses_nothing_of_fdaudit(tmp_path: Path) -> None:
-    """The functions above, by themselves, in a process that cannot import fdaudit."""
     run, settings = recorded(tmp_path / "run")
-    script = tmp_path / "reader.py"
-    script.write_text(
-        standing_alone(
-            Path(__file__),
-            "import math\nimport numpy as np",
-            "print(abs(replay(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]))).max())",
-        ),
-        encoding="utf-8",
-    )
-    done = subprocess.run(
-        [sys.executable, str(script), str(run / "transcript"), json.dumps(settings), str(CLIENTS)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) <= worth(run)
+    call = "abs(replay(Path(a[1]), json.loads(a[2]), int(a[3]))).max()"
+    arguments = (str(run / "transcript"), json.dumps(settings), str(CLIENTS))
+    residual = read_alone(__file__, "import math\nimport numpy as np", call, tmp_path, *arguments)
+    assert float(residual) <= worth(run)

@@ -13,13 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from ...helpers.protocol_cases import run
-from ...helpers.record_reader import Arrays, Record, read
+from ...helpers.record_reader import Arrays, BrokenRecordError, Record, read
 from ...helpers.run_cases import finished
-
-
-class BrokenRecordError(Exception):
-    """The record does not give back what was sent."""
-
 
 # -- the reader: json and safetensors ---------------------------------------------------------------------------
 
