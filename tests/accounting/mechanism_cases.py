@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
-from fdaudit.defenses import REGISTRY
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
@@ -24,7 +24,6 @@ from torch import Tensor
 
 from fdaudit.accounting.charges import Drawn, converted
 from fdaudit.accounting.costs import epsilon as priced
-from fdaudit.config import validate
 from fdaudit.events import (
     CorrelatedGaussian,
     DiscreteGaussian,
@@ -36,6 +35,8 @@ from fdaudit.events import (
 from fdaudit.metrics.claims.claim_test import choose, lower_bound
 from fdaudit.rng import SecretStream, child_numpy
 from fdaudit.transcript.encoding import readable
+
+from ..helpers.defence_cases import defence
 
 Floats = NDArray[np.float64]
 SECRET = b"noise of the checked mechanisms"
@@ -134,11 +135,6 @@ def two_sided_epsilon(p: Floats, q: Floats, delta: float) -> float:
 # -- defences -----------------------------------------------------------------------------------------------------
 
 
-def defence(name: str, **params: Any) -> Any:
-    cls = REGISTRY.load(name)
-    return cls(validate(cls.Config, params))
-
-
 def released(made: Any, kind: str, values: Tensor, extra: dict[str, float], *path: str | int) -> Any:
     tensors = {"values": values.reshape(-1, 1, 1, 1)}
     tensors |= {k: torch.tensor(v, dtype=torch.float64) for k, v in extra.items()}
@@ -149,10 +145,10 @@ def defended(
     name: str,
     params: dict[str, Any],
     *,
-    delta: float,
+    delta: float = 1e-3,
     kind: str = "logits",
     inputs: tuple[tuple[float, ...], tuple[float, ...]] = ((FAR, FAR), (-FAR, -FAR)),
-    means: tuple[tuple[float, ...], tuple[float, ...]],
+    means: tuple[tuple[float, ...], tuple[float, ...]] = ((2.0, 2.0), (-2.0, -2.0)),
     extra: dict[str, float] | None = None,
     broken: dict[str, Any] | None = None,
     reused: bool = False,
@@ -334,70 +330,74 @@ def by_coins(sigma: float, steps: int, delta: float) -> float:
 
 # -- the cases ----------------------------------------------------------------------------------------------------
 
-_BOTH = ((2.0, 2.0), (-2.0, -2.0))
 _SHARED = ((0.5, 0.5), (-0.5, -0.5))
-_THIRD = {"client_share": 0.25, "client_bound": 2.0}
+_AVERAGE = {"inputs": _SHARED, "means": _SHARED, "extra": {"client_share": 0.25, "client_bound": 2.0}}
 _OPPOSED = ((FAR, -FAR), (-FAR, FAR))
+_MISSED = ((6.0, 6.0), (-6.0, -6.0))
+"""Inputs that a clip would change."""
+_DEFENDED: dict[str, dict[str, Any]] = {
+    "laplace": {"name": "laplace-noise", "params": {"gamma": 0.4, "clip": 2.0}},
+    "laplace, of an average": {
+        "name": "laplace-noise",
+        "params": {"gamma": 1.2, "clip": 2.0},
+        **_AVERAGE,
+    },
+    "gaussian, each value": {"name": "gaussian-noise", "params": {"sigma": 5.0, "bound": 2.0}},
+    "gaussian, the whole message": {
+        "name": "gaussian-noise",
+        "params": {"sigma": 5.0, "clip": 2.0},
+        "spread": ("clip",),
+    },
+    "gaussian, of an average": {
+        "name": "gaussian-noise",
+        "params": {"sigma": 1.3, "bound": 2.0},
+        **_AVERAGE,
+    },
+    "dp-fedavg": {
+        "name": "dp-fedavg",
+        "params": {"clip": 2.0, "sigma": 2.5},
+        "kind": "model_update",
+        "spread": ("clip", "shares"),
+    },
+    "sanitized-gradients": {
+        "name": "sanitized-gradients",
+        "params": {"clip": 2.0, "sigma": 2.5},
+        "kind": "sample_gradients",
+    },
+    "discrete laplace": {"name": "discrete-laplace", "params": {"gamma": 0.4, "clip": 2.0, "levels": 6}},
+    "discrete gaussian": {"name": "discrete-gaussian", "params": {"sigma": 5.0, "clip": 2.0, "levels": 3}},
+    "discrete gaussian, of an average": {
+        "name": "discrete-gaussian",
+        "params": {"sigma": 3.0, "clip": 2.0, "levels": 4},
+        # Two codes apart, though the values are hardly more than one.
+        "inputs": ((0.5, 0.5), (-0.51, -0.51)),
+        "means": ((1.0, 1.0), (-1.0, -1.0)),
+        "extra": {"client_share": 0.26, "client_bound": 2.0},
+    },
+}
+_BROKEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "laplace, half the noise": ("laplace", {"broken": {"gamma": 0.8}}),
+    # Of sums in double precision the last bits tell what the noise was added to (Mironov 2012).
+    "laplace, the low bits of double precision": ("laplace, of an average", {"dtype": torch.float64}),
+    "gaussian, half the noise": ("gaussian, each value", {"broken": {"sigma": 2.5}}),
+    "gaussian, a missed clip": ("gaussian, each value", {"inputs": _MISSED, "broken": {"bound": None}}),
+    "laplace, noise reused": ("laplace", {"inputs": _OPPOSED, "reused": True}),
+    "gaussian, noise reused": ("gaussian, each value", {"inputs": _OPPOSED, "reused": True}),
+    "sanitized-gradients, a missed clip": (
+        "sanitized-gradients",
+        {"inputs": _MISSED, "broken": {"clip": 6.0, "sigma": 2.5 / 3}},
+    ),
+    "sanitized-gradients, half the noise": ("sanitized-gradients", {"broken": {"sigma": 1.25}}),
+    "discrete gaussian, half the noise": ("discrete gaussian", {"broken": {"sigma": 2.5}}),
+    "discrete laplace, noise reused": ("discrete laplace", {"inputs": _OPPOSED, "reused": True}),
+}
+"""By name: the sound case, and what is changed in it."""
 
 
 def cases() -> dict[str, Callable[[], Case]]:
     """Every mechanism as it should be."""
     return {
-        "laplace": lambda: defended("laplace-noise", {"gamma": 0.4, "clip": 2.0}, delta=1e-3, means=_BOTH),
-        "laplace, of an average": lambda: defended(
-            "laplace-noise",
-            {"gamma": 1.2, "clip": 2.0},
-            delta=1e-3,
-            inputs=_SHARED,
-            means=_SHARED,
-            extra=_THIRD,
-        ),
-        "gaussian, each value": lambda: defended(
-            "gaussian-noise", {"sigma": 5.0, "bound": 2.0}, delta=1e-3, means=_BOTH
-        ),
-        "gaussian, the whole message": lambda: defended(
-            "gaussian-noise", {"sigma": 5.0, "clip": 2.0}, delta=1e-3, means=_BOTH, spread=("clip",)
-        ),
-        "gaussian, of an average": lambda: defended(
-            "gaussian-noise",
-            {"sigma": 1.3, "bound": 2.0},
-            delta=1e-3,
-            inputs=_SHARED,
-            means=_SHARED,
-            extra=_THIRD,
-        ),
-        "dp-fedavg": lambda: defended(
-            "dp-fedavg",
-            {"clip": 2.0, "sigma": 2.5},
-            delta=1e-3,
-            kind="model_update",
-            means=_BOTH,
-            spread=("clip", "shares"),
-        ),
-        "sanitized-gradients": lambda: defended(
-            "sanitized-gradients",
-            {"clip": 2.0, "sigma": 2.5},
-            delta=1e-3,
-            kind="sample_gradients",
-            means=_BOTH,
-        ),
-        "discrete laplace": lambda: defended(
-            "discrete-laplace", {"gamma": 0.4, "clip": 2.0, "levels": 6}, delta=1e-3, means=_BOTH
-        ),
-        "discrete gaussian": lambda: defended(
-            "discrete-gaussian", {"sigma": 5.0, "clip": 2.0, "levels": 3}, delta=1e-3, means=_BOTH
-        ),
-        "discrete gaussian, of an average": lambda: defended(
-            "discrete-gaussian",
-            {"sigma": 3.0, "clip": 2.0, "levels": 4},
-            delta=1e-3,
-            inputs=(
-                (0.5, 0.5),
-                (-0.51, -0.51),
-            ),  # two codes apart, though the values are hardly more than one
-            means=((1.0, 1.0), (-1.0, -1.0)),
-            extra={"client_share": 0.26, "client_bound": 2.0},
-        ),
+        **{name: partial(defended, **case) for name, case in _DEFENDED.items()},
         "noisy max, gaussian": lambda: noisy_max("gaussian", 2.0, 1e-3),
         "noisy max, laplace": lambda: noisy_max("laplace", 2.0, 0.0),
         "sampled gaussian": lambda: sampled_gaussian(0.3, 1.0, 4, 1e-3),
@@ -409,78 +409,9 @@ def cases() -> dict[str, Callable[[], Case]]:
 def broken() -> dict[str, Callable[[], Case]]:
     """Mechanisms that do not do what their claim is for."""
     return {
-        "laplace, half the noise": lambda: defended(
-            "laplace-noise", {"gamma": 0.4, "clip": 2.0}, delta=1e-3, means=_BOTH, broken={"gamma": 0.8}
-        ),
-        # Of sums in double precision the last bits tell what the noise was added to (Mironov 2012).
-        "laplace, the low bits of double precision": lambda: defended(
-            "laplace-noise",
-            {"gamma": 1.2, "clip": 2.0},
-            delta=1e-3,
-            inputs=_SHARED,
-            means=_SHARED,
-            extra=_THIRD,
-            dtype=torch.float64,
-        ),
-        "gaussian, half the noise": lambda: defended(
-            "gaussian-noise", {"sigma": 5.0, "bound": 2.0}, delta=1e-3, means=_BOTH, broken={"sigma": 2.5}
-        ),
-        "gaussian, a missed clip": lambda: defended(
-            "gaussian-noise",
-            {"sigma": 5.0, "bound": 2.0},
-            delta=1e-3,
-            inputs=((6.0, 6.0), (-6.0, -6.0)),
-            means=_BOTH,
-            broken={"bound": None},
-        ),
-        "laplace, noise reused": lambda: defended(
-            "laplace-noise",
-            {"gamma": 0.4, "clip": 2.0},
-            delta=1e-3,
-            inputs=_OPPOSED,
-            means=_BOTH,
-            reused=True,
-        ),
-        "gaussian, noise reused": lambda: defended(
-            "gaussian-noise",
-            {"sigma": 5.0, "bound": 2.0},
-            delta=1e-3,
-            inputs=_OPPOSED,
-            means=_BOTH,
-            reused=True,
-        ),
-        "sanitized-gradients, a missed clip": lambda: defended(
-            "sanitized-gradients",
-            {"clip": 2.0, "sigma": 2.5},
-            delta=1e-3,
-            kind="sample_gradients",
-            inputs=((6.0, 6.0), (-6.0, -6.0)),
-            means=_BOTH,
-            broken={"clip": 6.0, "sigma": 2.5 / 3},
-        ),
-        "sanitized-gradients, half the noise": lambda: defended(
-            "sanitized-gradients",
-            {"clip": 2.0, "sigma": 2.5},
-            delta=1e-3,
-            kind="sample_gradients",
-            means=_BOTH,
-            broken={"sigma": 1.25},
-        ),
-        "discrete gaussian, half the noise": lambda: defended(
-            "discrete-gaussian",
-            {"sigma": 5.0, "clip": 2.0, "levels": 3},
-            delta=1e-3,
-            means=_BOTH,
-            broken={"sigma": 2.5},
-        ),
-        "discrete laplace, noise reused": lambda: defended(
-            "discrete-laplace",
-            {"gamma": 0.4, "clip": 2.0, "levels": 6},
-            delta=1e-3,
-            inputs=_OPPOSED,
-            means=_BOTH,
-            reused=True,
-        ),
+        **{
+            name: partial(defended, **{**_DEFENDED[sound], **more}) for name, (sound, more) in _BROKEN.items()
+        },
         "noisy max, a quarter of the noise": lambda: noisy_max("laplace", 2.0, 0.0, 0.25),
         "sampled gaussian, half the noise": lambda: sampled_gaussian(0.3, 1.0, 4, 1e-3, 0.5),
         "drawn gaussian, half the noise": lambda: drawn_gaussian(2.5, 4, 1e-3, 0.5),

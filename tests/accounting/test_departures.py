@@ -88,7 +88,7 @@ def noise_of_the_server(rounds: int = 20) -> Log:
         sent = log.add("server", k, "model_parameters", basis, round=t)
         upload = log.add(k, "server", "model_update", ["data", sent], round=t)
         basis = [log.add("server", "", "release", [sent, upload], event, round=t)]
-        log[-1] = replace(log[-1], defenses=({"sampling": "Poisson at rate 0.1, secret coins"},))
+        log.change(-1, defenses=({"sampling": "Poisson at rate 0.1, secret coins"},))
     log.add("server", "world", "model_parameters", basis, round=rounds)
     return log
 
@@ -157,7 +157,7 @@ def test_a_departing_server_hands_on_what_it_holds_to_others() -> None:
     """The world is sent a model of the first round; the server also holds the second round's."""
     log = local_training(2)
     first = [m.seq for m in log if m.kind == "model_update" and m.round == 0]
-    log[-1] = replace(log[-1], inputs=tuple(first))
+    log.change(-1, inputs=tuple(first))
     case = left(log, "world")["the server"]
     assert not case.holds
     assert case.epsilon == Books(log, PARTIES).ledger("server", relation="replace-one").epsilon
@@ -182,14 +182,14 @@ def test_a_client_that_was_not_asked_every_time_could_have_been() -> None:
 def test_a_deviation_on_record_takes_a_claim_that_needs_its_sender_away() -> None:
     log = noised_updates()
     assert Books(log, PARTIES).ledger("server", relation="replace-one").finite
-    log[4] = replace(log[4], fields={DEVIATION: "crafted"})
+    log.change(4, fields={DEVIATION: "crafted"})
     assert log[4].sender == "server"
     found = Books(log, PARTIES).ledger("server", relation="replace-one")
     assert not found.finite
     assert "can make its training fail" in found.cause
     trained = local_training()
     honest = Books(trained, PARTIES).ledger("server", relation="replace-one")
-    trained[0] = replace(trained[0], fields={DEVIATION: "crafted"})
+    trained.change(0, fields={DEVIATION: "crafted"})
     assert Books(trained, PARTIES).ledger("server", relation="replace-one").epsilon == honest.epsilon
 
 

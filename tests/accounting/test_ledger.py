@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -324,7 +325,7 @@ def test_noise_inside_an_exact_sum_adds_up_and_a_member_of_the_coalition_adds_no
 def test_noise_that_was_rounded_before_the_sum_lends_nothing_to_others() -> None:
     rounded = ({"name": "dp-fedavg"}, {"name": "rounding"})
     log = secure_sum(1.5)
-    log[2] = replace(log[2], defenses=rounded)
+    log.change(2, defenses=rounded)
     two = Gaussian(sensitivity=2.0, scale=1.5 * math.sqrt(2), **{**CLIENT, "unit": "record"})
     alone = Gaussian(sensitivity=2.0, scale=1.5, **{**CLIENT, "unit": "record"})
     assert books(log).ledger("server+client/2").epsilon == pytest.approx(epsilon({two: 1}, 1e-5).value)
@@ -384,7 +385,7 @@ def test_a_summand_in_clear_hides_nobody_in_the_sum() -> None:
     """What the server holds of client/1 apart from the sum is no noise on client/2's message."""
     log = overlapping((1, 2), client1="aggregator server")
     assert books(log).ledger("server+client/0").victim == "client/1"
-    log[1] = replace(log[1], event=Gaussian(sensitivity=1.0, scale=9.0, **CLIENT))
+    log.change(1, event=Gaussian(sensitivity=1.0, scale=9.0, **CLIENT))
     found = books(log).ledger("server")
     assert (found.victim, found.epsilon) == ("client/2", pytest.approx(one_gaussian(1.0)))
     elsewhere = overlapping((1, 2), client1="aggregator world")
@@ -433,51 +434,27 @@ def test_only_who_cannot_tell_who_was_asked_may_count_the_chance() -> None:
     assert b.ledger("client/1+world").epsilon == pytest.approx(server.epsilon)
 
 
-def unrecorded(log: Log) -> None:
-    log[0] = replace(log[0], fields={})
+def two_in_one_step(log: Log) -> None:
+    for seq in (2, 3):
+        log.change(seq, round=0)
 
 
-def unanswered(log: Log) -> None:
-    log[1] = replace(log[1], event=None, inputs=(), kind="logits")
+DAMAGES: dict[str, Callable[[Log], object]] = {
+    "unrecorded": lambda log: log.change(0, fields={}),
+    "unanswered": lambda log: log.change(1, event=None, inputs=(), kind="logits"),
+    "two in one step": two_in_one_step,
+    "by another": lambda log: log.change(1, sender="client/3"),
+    "by another rule": lambda log: log.change(1, event=replace(log[1].event, scale=40.0)),
+    "of other clients": lambda log: log.change(0, fields={"drawn_from": 5}),
+    "by no number": lambda log: log.change(0, fields={"drawn_from": True}),
+    "ended": lambda log: log.add("client/2", "server", "silence", [], round=DRAWS + 1),
+}
 
 
-def twice_a_step(log: Log) -> None:
-    log[2] = replace(log[2], round=0)
-    log[3] = replace(log[3], round=0)
-
-
-def by_another(log: Log) -> None:
-    log[1] = replace(log[1], sender="client/3")
-
-
-def by_another_rule(log: Log) -> None:
-    assert isinstance(log[1].event, Gaussian)
-    log[1] = replace(log[1], event=replace(log[1].event, scale=40.0))
-
-
-def of_other_clients(log: Log) -> None:
-    log[0] = replace(log[0], fields={"drawn_from": 5})
-
-
-def by_no_number(log: Log) -> None:
-    log[0] = replace(log[0], fields={"drawn_from": True})
-
-
-def ended(log: Log) -> None:
-    log.add("client/2", "server", "silence", [], round=DRAWS + 1)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(unrecorded, unanswered, twice_a_step, by_another, by_another_rule, of_other_clients),
-        *(by_no_number, ended),
-    ],
-    ids=lambda f: f.__name__,
-)
-def test_a_draw_counts_only_if_the_record_shows_that_it_hid_who_answered(damage: Any) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_draw_counts_only_if_the_record_shows_that_it_hid_who_answered(damage: str) -> None:
     log = drawn_log()
-    damage(log)
+    DAMAGES[damage](log)
     found = Books(log, FOUR).ledger("world")
     assert found.sampling == ""
     assert "one of 4 clients" not in found.sampling

@@ -20,6 +20,8 @@ from fdaudit.transcript.messages import Message
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import LOG, Transcript, read_messages
 
+from ..helpers.transcript_cases import message as drafted
+
 PARTIES = ("server", "client/0", "client/1", "client/2", "world")
 SENT = [  # (sender, receivers): by party, what it sees follows by hand
     ("server", ("client/0", "client/1")),  # 0
@@ -51,10 +53,7 @@ def tensors(seq):
 def transcript(tmp_path):
     with Transcript(tmp_path / "run", secret=b"s" * 16) as log:
         for seq, (sender, receivers) in enumerate(SENT):
-            draft = Message(
-                seq=0, round=seq // 3, step=0, sender=sender, receivers=receivers, kind="model_update"
-            )
-            log.append(draft, tensors(seq))
+            log.append(drafted("model_update", sender, receivers, round=seq // 3), tensors(seq))
     return tmp_path / "run"
 
 
@@ -180,10 +179,7 @@ def test_equal_messages_have_unlike_hashes(tmp_path):
         folder = tmp_path / secret.decode()
         with Transcript(folder / "run", secret=secret) as log:
             for _ in range(2):
-                draft = Message(
-                    seq=0, round=0, step=0, sender="client/0", receivers=("server",), kind="sample_count"
-                )
-                log.append(draft, {"n": torch.tensor(7)})
+                log.append(drafted("sample_count"), {"n": torch.tensor(7)})
         export_view(view(folder / "run", "client/2"), folder / "out")
         lines = (folder / "out" / LOG).read_bytes().split(b"\n")[:-1]
         hidden += [json.loads(line)["line_sha256"] for line in lines]
@@ -436,10 +432,7 @@ def test_a_payload_outside_its_directory_is_neither_read_nor_copied(transcript, 
 def test_a_message_kept_as_a_digest_says_so(tmp_path):
     with Transcript(tmp_path / "run", secret=b"s" * 16, keep=lambda round: round == 1) as log:
         for round in (0, 1):
-            draft = Message(
-                seq=0, round=round, step=0, sender="server", receivers=("world",), kind="model_parameters"
-            )
-            log.append(draft, tensors(round))
+            log.append(drafted("model_parameters", "server", ("world",), round=round), tensors(round))
     export_view(view(tmp_path / "run", "world"), tmp_path / "out")
     made = open_view(tmp_path / "out")
     with pytest.raises(IntegrityError, match="digest only"):

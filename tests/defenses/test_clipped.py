@@ -7,28 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from fdaudit.defenses import REGISTRY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-from fdaudit.config import validate
-from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.errors import ProtocolError
 from fdaudit.events import Gaussian, NoGuarantee
-from fdaudit.rng import SecretStream, child
+from fdaudit.rng import child
 
+from ..helpers.defence_cases import defence, released
 from ..helpers.protocol_cases import run
-
-SECRET = b"a secret of sixteen bytes or more"
-
-
-def defence(name, **params):
-    cls = REGISTRY.load(name)
-    return cls(validate(cls.Config, params))
-
-
-def released(made, tensors, kind, path="m"):
-    return made.release(kind, tensors, SecretStream(SECRET, path))
 
 
 def update(seed=0, scale=1.0, n=40):
@@ -176,19 +164,3 @@ def test_fediod_learns_from_sanitised_gradients_alone(tmp_path):
 def test_what_is_no_gradient_at_samples_is_refused(kind, tensors):
     with pytest.raises(ProtocolError, match="sanitized-gradients"):
         released(defence("sanitized-gradients", clip=1.0, sigma=1.0), tensors, kind)
-
-
-@pytest.mark.parametrize(
-    ("name", "params"),
-    [
-        ("dp-fedavg", {"clip": 1.0}),
-        ("dp-fedavg", {"clip": 0, "sigma": 1.0}),
-        ("dp-fedavg", {"clip": 1.0, "sigma": 1.0, "shares": 0}),
-        ("sanitized-gradients", {"sigma": 1.0}),
-        ("sanitized-gradients", {"clip": 1.0, "sigma": 0}),
-        ("sanitized-gradients", {"clip": 1.0, "sigma": 1.0, "drawn_from": 0}),
-    ],
-)
-def test_impossible_settings_are_refused(name, params):
-    with pytest.raises(SpecError):
-        defence(name, **params)

@@ -8,29 +8,23 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from fdaudit.defenses import REGISTRY, _exact
+from fdaudit.defenses import _exact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from fdaudit.config import validate
-from fdaudit.errors import SpecError
 from fdaudit.events import DiscreteGaussian, DiscreteLaplace, NoGuarantee
 from fdaudit.rng import SecretStream, child
 from fdaudit.transcript.encoding import readable
 
-SECRET = b"a secret of sixteen bytes or more"
+from ..helpers.defence_cases import SECRET, defence
+
 DRAW = {"laplace": _exact.discrete_laplace, "gaussian": _exact.discrete_gaussian}
 NOISE = {"discrete-laplace": "gamma", "discrete-gaussian": "sigma"}
 
 
 def stream(*path):
     return SecretStream(SECRET, *path)
-
-
-def defence(name, **params):
-    cls = REGISTRY.load(name)
-    return cls(validate(cls.Config, params))
 
 
 def noisy(name, scale, **params):
@@ -192,19 +186,3 @@ def test_what_is_not_covered_leaves_nothing_to_claim(name, n, extra, public_inde
     event = made.release("logits", {"values": torch.ones(n), **extra}, stream("m")).event
     assert isinstance(event, NoGuarantee)
     assert word in event.reason
-
-
-@pytest.mark.parametrize("name", NOISE)
-@pytest.mark.parametrize(
-    ("scale", "params", "word"),
-    [
-        (1.0, {}, "clip"),
-        (1.0, {"clip": 0.0}, "clip"),
-        (1.0, {"clip": 1.0, "levels": 0}, "levels"),
-        (1e-4, {"clip": 1.0, "levels": 2}, "Change levels"),
-        (100.0, {"clip": 1.0, "levels": 200}, "fewer levels"),
-    ],
-)
-def test_impossible_settings_are_refused_with_a_remedy(name, scale, params, word):
-    with pytest.raises(SpecError, match=word):
-        noisy(name, scale, **params)

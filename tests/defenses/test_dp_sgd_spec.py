@@ -17,6 +17,7 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 from fdaudit.testing.specs import small_spec
 
+from ..helpers.refusals import refused
 from ..helpers.run_cases import known
 
 PARAMS = {"clip": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.2}
@@ -130,12 +131,9 @@ MISTAKES: list[tuple[str, dict[str, Any], str, str, str]] = [
 def test_a_mistake_is_one_line_with_field_value_and_remedy(
     changes: dict[str, Any], field: str, value: str, remedy: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SpecError) as caught:
-        fdaudit.run(small_spec(**changes), tmp_path / "run")
-    assert caught.value.field == field
-    assert value in str(caught.value)
-    assert remedy in str(caught.value)
-    assert "\n" not in str(caught.value)
+    error = refused(lambda: fdaudit.run(small_spec(**changes), tmp_path / "run"), field)
+    assert value in str(error)
+    assert remedy in str(error)
     assert not (tmp_path / "run").exists()
 
 

@@ -7,26 +7,24 @@ from fractions import Fraction
 
 import pytest
 import torch
-from fdaudit.defenses import REGISTRY
 from fdaudit.defenses.quantization import uniform_quantize
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fdaudit.adversary.view import view_of
-from fdaudit.config import validate
-from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.errors import ProtocolError
 from fdaudit.events import Gaussian, NoGuarantee
-from fdaudit.rng import SecretStream, child
-from fdaudit.transcript.transcript import Transcript, read_messages
-from fdaudit.transcript.wire import Wire
+from fdaudit.rng import child
+from fdaudit.transcript.transcript import read_messages
 
-CLS = REGISTRY.load("uniform-quantization")
-SECRET = b"a secret of sixteen bytes or more"
+from ..helpers.defence_cases import defence, on_wire, released
+from ..helpers.refusals import refused
+
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def defence(**params):
-    return CLS(validate(CLS.Config, params))
+def quantised(**params):
+    return defence("uniform-quantization", **params)
 
 
 def exactly(z, levels, z_max, grid):
@@ -146,10 +144,7 @@ def test_whole_numbers_and_a_tensor_for_z_max_are_taken_as_numbers():
     ],
 )
 def test_what_cannot_be_quantised_is_refused_by_name(field, arguments):
-    with pytest.raises(SpecError) as caught:
-        uniform_quantize(*arguments)
-    assert caught.value.field == field
-    assert caught.value.remedy
+    refused(lambda: uniform_quantize(*arguments), field)
 
 
 # -- the defence --------------------------------------------------------------------------------------------------
@@ -159,17 +154,9 @@ def logits(n=500, c=10):
     return {"index": torch.arange(n), "values": torch.randn(n, c, generator=child(3, "logits")) * 20}
 
 
-def sent(folder, defences, tensors, kind="logits"):
-    with Transcript(folder, secret=SECRET) as transcript:
-        wire = Wire(
-            transcript,
-            parties=("aggregator", "client/0"),
-            kinds=(kind,),
-            device=torch.device("cpu"),
-            secret=SECRET,
-            defenses={(kind, "client"): defences},
-        )
-        return wire.send("client/0", ["aggregator"], kind, tensors)
+def sent(folder, defences, tensors):
+    (delivered,) = on_wire(folder, defences, tensors, "logits", ("client/0", "aggregator"))
+    return delivered
 
 
 BITS = [(200, "eq4", 8), (200, "eq3", 8), (3, "eq4", 2), (3, "eq3", 2), (256, "eq4", 9), (256, "eq3", 8)]
@@ -181,7 +168,7 @@ def test_the_receiver_and_the_view_read_the_quantised_floats_and_bytes_count_the
 ):
     tensors = logits()
     z_max = tensors["values"].abs().max()
-    delivered = sent(tmp_path, [defence(levels=levels, grid=grid)], {**tensors, "z_max": z_max})
+    delivered = sent(tmp_path, [quantised(levels=levels, grid=grid)], {**tensors, "z_max": z_max})
     wanted = uniform_quantize(tensors["values"], levels, z_max, grid)
     assert delivered.keys() == {"index", "values"}
     assert torch.equal(delivered["values"], wanted)
@@ -195,49 +182,42 @@ def test_the_receiver_and_the_view_read_the_quantised_floats_and_bytes_count_the
 
 def test_without_a_range_from_the_protocol_the_specs_constant_clips(tmp_path):
     tensors = logits()
-    got = sent(tmp_path, [defence(levels=16, z_max=5.0)], tensors)["values"]
+    got = sent(tmp_path, [quantised(levels=16, z_max=5.0)], tensors)["values"]
     assert torch.equal(got, uniform_quantize(tensors["values"].clamp(-5, 5), 16, 5.0))
     assert float(got.abs().max()) == 5.0
 
 
 def test_with_neither_the_run_stops_and_says_what_to_do(tmp_path):
     with pytest.raises(ProtocolError, match="Set z_max"):
-        sent(tmp_path, [defence()], logits())
+        sent(tmp_path, [quantised()], logits())
 
 
 @pytest.mark.parametrize("z_max", [0.0, math.nan])
 def test_a_range_that_leaves_no_grid_stops_the_run(z_max, tmp_path):
     with pytest.raises(ProtocolError, match="z_max"):
-        sent(tmp_path, [defence()], {**logits(), "z_max": torch.tensor(z_max)})
+        sent(tmp_path, [quantised()], {**logits(), "z_max": torch.tensor(z_max)})
 
 
 def test_values_that_are_not_finite_stop_the_run(tmp_path):
     with pytest.raises(ProtocolError, match="finite"):
-        sent(tmp_path, [defence(z_max=1.0)], {"index": torch.arange(1), "values": torch.tensor([[math.nan]])})
+        sent(
+            tmp_path, [quantised(z_max=1.0)], {"index": torch.arange(1), "values": torch.tensor([[math.nan]])}
+        )
 
 
 def test_quantisation_claims_nothing():
-    event = defence(z_max=1.0).release("logits", logits(), SecretStream(SECRET, "m")).event
+    event = released(quantised(z_max=1.0), logits(), "logits").event
     assert isinstance(event, NoGuarantee)
     assert "noise" in event.reason
 
 
 def test_a_defence_after_quantisation_works_on_floats_and_floats_are_sent(tmp_path):
     """Noise on the codes themselves would be noise on labels, not on logits."""
-    noise = REGISTRY.load("gaussian-noise")
-    after = noise(noise.Config(sigma=0.5, clip=1e6, public_index=True))
+    after = defence("gaussian-noise", sigma=0.5, clip=1e6, public_index=True)
     tensors = logits()
-    got = sent(tmp_path, [defence(levels=8, z_max=60.0), after], tensors)
+    got = sent(tmp_path, [quantised(levels=8, z_max=60.0), after], tensors)
     residual = got["values"] - uniform_quantize(tensors["values"], 8, 60.0)
     assert float(residual.std()) == pytest.approx(0.5, rel=0.05)
     (message,) = read_messages(tmp_path)
     assert message.tensors["values"].dtype == "F32"
     assert isinstance(message.event, Gaussian)
-
-
-@pytest.mark.parametrize(
-    "params", [{"levels": 1}, {"levels": 2**16}, {"levels": 2.5}, {"z_max": 0}, {"grid": "eq5"}, {"level": 3}]
-)
-def test_impossible_settings_are_refused(params):
-    with pytest.raises(SpecError):
-        validate(CLS.Config, params, "defenses.0.params")

@@ -11,14 +11,13 @@ from fdaudit.deviations.candidate_neurons import CandidateNeurons, CandidateNeur
 
 from fdaudit.adversary.hidden_layer import HiddenLayer, hidden_layer
 from fdaudit.adversary.knowledge import Knowledge
-from fdaudit.audit.run import Run
 from fdaudit.data import load_dataset
-from fdaudit.errors import SpecError
 from fdaudit.models import Architecture, architecture
 from fdaudit.spec.schema import DatasetSpec, ModelSpec
-from fdaudit.transcript.wire import Outgoing
 
+from ..helpers.refusals import refused
 from ..helpers.run_cases import finished, known
+from .deviation_cases import attacked, draft, received
 
 CRAFTED = {"party": "server", "name": "candidate-neurons"}
 NETWORKS: dict[str, ModelSpec] = {
@@ -47,18 +46,7 @@ def crafted(network: Architecture, digits: tuple[torch.Tensor, torch.Tensor]) ->
         candidates={"client/0": (x[CANDIDATES], y[CANDIDATES])},
         classes=10,
     )
-    module = network.build(torch.Generator().manual_seed(4))
-    draft = Outgoing(
-        round=0,
-        step=0,
-        sender="server",
-        receivers=("client/0",),
-        kind="model_parameters",
-        tensors={name: p.detach() for name, p in module.named_parameters()},
-    )
-    deviation = CandidateNeurons(CandidateNeuronsConfig(), knows)
-    (sent,) = deviation.sends(draft, torch.Generator().manual_seed(5))
-    return dict(sent.tensors)
+    return received(CandidateNeurons(CandidateNeuronsConfig(), knows), network)
 
 
 def layer_of(network: Architecture) -> HiddenLayer:
@@ -108,29 +96,15 @@ def test_a_neuron_of_no_member_has_no_gradient(name: str, digits: tuple[torch.Te
 def test_one_step_on_all_records_gives_away_every_member(aggregation: str, tmp_path: Path) -> None:
     """An honest run has no such neurons."""
 
-    def cell(name: str, **changes: Any) -> Any:
-        out = finished(
-            tmp_path / name,
-            clients=3,
-            victims=3,
-            dataset__limit=None,
-            splits__candidates=20,
-            model__params__widths=[128],
-            protocol__params={
-                "rounds": 2,
-                "batch_size": 2000,
-                "local_epochs": 1,
-                "aggregation": aggregation,
-                "weighting": "uniform",
-            },
-            attacks=[{"name": "neuron-updates"}],
-            **changes,
-        )
-        (found,) = [c for c in Run(out).result.cells if c.attack == "neuron-updates"]
-        return found
-
-    active = cell("active", deviations=[CRAFTED])
-    assert cell("honest").status == "not-applicable"
+    params = {"rounds": 2, "batch_size": 2000, "local_epochs": 1, "weighting": "uniform"}
+    settings: dict[str, Any] = {
+        "dataset__limit": None,
+        "splits__candidates": 20,
+        "model__params__widths": [128],
+        "protocol__params": {**params, "aggregation": aggregation},
+    }
+    active = attacked(tmp_path / "active", "neuron-updates", deviations=[CRAFTED], **settings)
+    assert attacked(tmp_path / "honest", "neuron-updates", **settings).status == "not-applicable"
     for target in active.targets:
         (auc,) = [f for f in target.figures if f.name == "auc"]
         assert auc.value is not None
@@ -148,9 +122,8 @@ def test_one_step_on_all_records_gives_away_every_member(aggregation: str, tmp_p
 def test_networks_without_such_a_layer_are_refused(
     model: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SpecError, match=problem) as refused:
-        finished(tmp_path / "run", model=model, deviations=[CRAFTED])
-    assert refused.value.field == "model.name"
+    error = refused(lambda: finished(tmp_path / "run", model=model, deviations=[CRAFTED]), "model.name")
+    assert problem in error.problem
 
 
 def test_every_candidate_has_its_turn(digits: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -159,21 +132,10 @@ def test_every_candidate_has_its_turn(digits: tuple[torch.Tensor, torch.Tensor])
     narrow = architecture(ModelSpec(name="mlp", params={"widths": [10]}), (1, 8, 8), 10)
     knows = Knowledge(architecture=narrow, candidates={"client/0": (x[:24], y[:24])}, classes=10)
     deviation = CandidateNeurons(CandidateNeuronsConfig(), knows)
-    module = narrow.build(torch.Generator().manual_seed(4))
     seen = set[int]()
-    for round in range(4):
-        draft = Outgoing(
-            round=round,
-            step=0,
-            sender="server",
-            receivers=("client/0",),
-            kind="model_parameters",
-            tensors={name: p.detach() for name, p in module.named_parameters()},
-        )
-        (sent,) = deviation.sends(draft, torch.Generator().manual_seed(5))
-        if round == 3:
-            assert sent is draft
-            break
-        active = layer_of(narrow).outputs(sent.tensors, x[:24]) > 0
+    for round in range(3):
+        active = layer_of(narrow).outputs(received(deviation, narrow, round), x[:24]) > 0
         seen |= set(active.any(1).nonzero().flatten().tolist())
     assert seen == set(range(24))
+    honest = draft("model_parameters", {}, round=3)
+    assert deviation.sends(honest, torch.Generator()) == (honest,)

@@ -17,16 +17,15 @@ from fdaudit.deviations.planted_candidates import PlantedCandidates, PlantedCand
 from torch import Tensor
 
 from fdaudit.adversary.knowledge import Knowledge
-from fdaudit.audit.run import Run
 from fdaudit.errors import SpecError
 from fdaudit.testing.federation import CLASSES, records
 from fdaudit.transcript.messages import DEVIATION
-from fdaudit.transcript.wire import Outgoing
 from fdaudit.types import Challenge
 
+from ..helpers.by_hand import sent
 from ..helpers.protocol_cases import run
-from ..helpers.run_cases import finished
-from .test_clients import party
+from ..helpers.refusals import refused
+from .deviation_cases import attacked, check_resume, draft, party
 
 CANDIDATES = {name: (data.x[:4], data.y[:4]) for name, data in records().items()}
 
@@ -96,9 +95,8 @@ def test_candidates_are_planted_with_their_probes(probes: Any) -> None:
 
 
 def test_probes_that_leave_no_candidate_a_place_are_refused() -> None:
-    with pytest.raises(SpecError) as refused:
-        PlantedCandidates(PlantedCandidatesConfig(probes="neighbours", each=40), knowledge(40))
-    assert refused.value.field == "deviations.params.each"
+    config = PlantedCandidatesConfig(probes="neighbours", each=40)
+    refused(lambda: PlantedCandidates(config, knowledge(40)), "deviations.params.each")
 
 
 def test_records_of_whole_numbers_have_no_probes() -> None:
@@ -116,15 +114,8 @@ def test_generated_samples_are_replaced_in_the_rounds_asked_for_alone() -> None:
     samples = torch.full((8, 1, 8, 8), 0.5)
 
     def shown(round: int, step: int) -> Tensor:
-        draft = Outgoing(
-            round=round,
-            step=step,
-            sender="server",
-            receivers=("client/0",),
-            kind="generated_samples",
-            tensors={"samples": samples},
-        )
-        (sent,) = planted.sends(draft, torch.Generator())
+        honest = draft("generated_samples", {"samples": samples}, round, step)
+        (sent,) = planted.sends(honest, torch.Generator())
         return sent.tensors["samples"]
 
     assert torch.equal(shown(3, 0), samples)
@@ -200,36 +191,25 @@ def test_candidates_without_probes_have_no_slopes() -> None:
 def test_every_row_of_a_crafted_table_teaches_another_class(protocol: str, tmp_path: Path) -> None:
     """In the rounds asked for; a resumed run sends the same."""
 
-    def ran(name: str, **more: Any) -> Any:
+    def deviants() -> Any:
         crafted = CraftedConsensus(CraftedConsensusConfig(rounds=(1,)), knowledge(0))
-        deviants = {"server": party("server", crafted, protocol)}
-        return run(tmp_path / name, protocol, rounds=3, deviants=deviants, **more)
+        return {"server": party("server", crafted, protocol)}
 
-    whole = ran("whole")
-    sent = [m for m in whole.messages if m.sender == "server" and m.kind == "class_prototypes"]
-    for message in sent:
+    whole = check_resume(tmp_path, protocol, deviants, rounds=3)
+    tables = sent(whole, "class_prototypes", "server")
+    for message in tables:
         assert (DEVIATION in message.fields) == (message.round == 1)
         table = whole.tensors(message)["values"]
         if message.round == 1:
             assert torch.equal(table.sort(1).values, torch.eye(CLASSES)[-1].expand(CLASSES, -1))
             assert not table.diagonal().any()
-    assert {m.round for m in sent} == {0, 1, 2}
-    part = ran("part", stop_after=0)
-    resumed = ran("part", resume=(1, part.states[0], part.positions[0]))
-    assert resumed.log == whole.log
+    assert {m.round for m in tables} == {0, 1, 2}
 
 
 def test_no_table_is_crafted_without_rounds() -> None:
     crafted = CraftedConsensus(CraftedConsensusConfig(rounds=()), knowledge(0))
-    draft = Outgoing(
-        round=0,
-        step=0,
-        sender="server",
-        receivers=("client/0",),
-        kind="class_prototypes",
-        tensors={"values": torch.eye(CLASSES)},
-    )
-    assert crafted.sends(draft, torch.Generator()) == (draft,)
+    honest = draft("class_prototypes", {"values": torch.eye(CLASSES)})
+    assert crafted.sends(honest, torch.Generator()) == (honest,)
 
 
 @pytest.mark.thorough
@@ -237,18 +217,15 @@ def test_crafted_tables_of_hard_predictions_show_how_many_records_a_class_has(tm
     """Clients that agree with every label tell nothing but which classes they hold."""
 
     def distances(name: str, **changes: Any) -> float:
-        out = finished(
+        cell = attacked(
             tmp_path / name,
-            clients=3,
-            victims=3,
+            "label-presence",
             dataset__limit=400,
             model__params__widths=[32],
             partition={"name": "dirichlet", "alpha": 5.0},
             protocol={"name": "fkd", "params": {"rounds": 8, "local_steps": 30, "share": "hard"}},
-            attacks=[{"name": "label-presence"}],
             **changes,
         )
-        (cell,) = [c for c in Run(out).result.cells if c.attack == "label-presence"]
         (mean,) = [f for f in cell.figures if f.name == "label_tv_mean"]
         assert mean.value is not None
         return mean.value
@@ -262,8 +239,8 @@ def test_each_client_can_be_taught_other_candidates_and_classes(tmp_path: Path) 
     def taught(name: str, **settings: Any) -> list[tuple[tuple[str, ...], bytes]]:
         crafted = CraftedConsensus(CraftedConsensusConfig(share=0.5, **settings), knowledge())
         ran = run(tmp_path / name, "fedmd", rounds=1, deviants={"server": party("server", crafted, "fedmd")})
-        sent = [m for m in ran.messages if m.sender == "server" and m.kind == "ensemble_labels"]
-        return [(m.receivers, ran.tensors(m)["values"].numpy().tobytes()) for m in sent]
+        labels = sent(ran, "ensemble_labels", "server")
+        return [(m.receivers, ran.tensors(m)["values"].numpy().tobytes()) for m in labels]
 
     ((everybody, _),) = taught("all")
     alone = taught("each", each=True)

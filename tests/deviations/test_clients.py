@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fdaudit.deviations.attached import DeviatingParty
 from fdaudit.deviations.chosen_few import ChosenFew, ChosenFewConfig
 from fdaudit.deviations.known_terms import KnownTerms, KnownTermsConfig
 from fdaudit.deviations.poisoning import Poisoning, PoisoningConfig
@@ -17,13 +16,11 @@ from fdaudit.protocols import REGISTRY as PROTOCOLS
 
 import fdaudit
 from fdaudit.adversary.knowledge import Knowledge
-from fdaudit.audit.run import Run
 from fdaudit.errors import SpecError
 from fdaudit.federation.protocol import PartyData
 from fdaudit.federation.public_answers import count
 from fdaudit.result import Noticed
 from fdaudit.testing.federation import records
-from fdaudit.testing.running import ProtocolRun
 from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import ALL, DEVIATION
 from fdaudit.transcript.payloads import read_payload
@@ -31,8 +28,11 @@ from fdaudit.transcript.transcript import read_messages
 from fdaudit.transcript.wire import Outage, Outgoing
 from fdaudit.twin import make_twin
 
+from ..helpers.by_hand import equal, sent
 from ..helpers.protocol_cases import FAST, run
+from ..helpers.refusals import refused
 from ..helpers.run_cases import finished
+from .deviation_cases import attacked, check_resume, party, same
 
 VOTES: Mapping[str, dict[str, Any]] = {
     "fedavg": {"aggregation": "secure", "weighting": "uniform"},
@@ -79,13 +79,6 @@ def active_round(name: str) -> int:
     return int(name in ("fedkd", "fediod"))
 
 
-def same(first: Sequence[dict[str, torch.Tensor]], second: Sequence[dict[str, torch.Tensor]]) -> bool:
-    return len(first) == len(second) and all(
-        a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-        for a, b in zip(first, second, strict=True)
-    )
-
-
 @pytest.mark.parametrize("name", CLIENTS)
 def test_the_receiver_reads_a_clients_changed_message(name: str, tmp_path: Path) -> None:
     """Up to the first change nothing differs; the receivers go on from the record, the sender from its own model."""
@@ -121,16 +114,15 @@ def test_a_client_that_deviates_in_the_last_round_keeps_its_own_model(name: str,
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_run_with_a_deviating_client_resumes(name: str, tmp_path: Path) -> None:
     last = max(1, active_round(name))
-
-    def ran(folder: str, **more: Any) -> ProtocolRun:
-        nudge = {"client/1": Nudge(name, "client", last)}
-        return run(tmp_path / folder, name, SETTINGS.get(name), rounds=last + 1, deviants=nudge, **more)
-
-    whole, part = ran("whole"), ran("part", stop_after=last - 1)
-    resumed = ran("part", resume=(last, part.states[-1], part.positions[-1]))
+    whole = check_resume(
+        tmp_path,
+        name,
+        lambda: {"client/1": Nudge(name, "client", last)},
+        SETTINGS.get(name),
+        rounds=last + 1,
+        after=last - 1,
+    )
     assert any(DEVIATION in m.fields for m in whole.messages)
-    assert resumed.log == whole.log
-    assert resumed.states[-1] == whole.states[-1]
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -165,8 +157,8 @@ def test_a_deviating_party_is_given_what_it_received_in_the_round(tmp_path: Path
     for round, received in enumerate(aggregator.received):
         assert [(m.sender, m.kind) for m in received] == [(f"client/{k}", "model_update") for k in range(3)]
         assert not any(DEVIATION in m.fields for m in received)
-        sent = [m for m in ran.messages if m.round == round and "aggregator" in m.receivers]
-        assert same([dict(m.tensors) for m in received], [ran.tensors(m) for m in sent])
+        uploads = [m for m in sent(ran, round=round) if "aggregator" in m.receivers]
+        assert same([m.tensors for m in received], [ran.tensors(m) for m in uploads])
     again = Nudge("fedavg", "aggregator", 9)
     deviants = {"aggregator": again, "client/1": Nudge("fedavg", "client", 1)}
     resume = (1, ran.states[0], ran.positions[0])
@@ -177,15 +169,10 @@ def test_a_deviating_party_is_given_what_it_received_in_the_round(tmp_path: Path
 # -- the shipped ones ------------------------------------------------------------------------------------------------
 
 
-def party(name: str, deviation: Any, protocol: str) -> DeviatingParty:
-    kinds = PROTOCOLS.describe(protocol).copies[name.partition("/")[0]]
-    return DeviatingParty(name, deviation.card.name, deviation, 5, kinds)
-
-
 @pytest.mark.parametrize("name", CLIENTS)
 def test_known_terms_say_nothing_of_a_clients_records(name: str, tmp_path: Path) -> None:
     """With other records the client sends the same, as long as it receives the same."""
-    rounds, sent = active_round(name) + 1, []
+    rounds, first = active_round(name) + 1, []
     settings = {"selector": "none"} if name == "selective-fd" else SETTINGS.get(name)
     for number in (0, 1):
         clients = dict(records())
@@ -197,9 +184,8 @@ def test_known_terms_say_nothing_of_a_clients_records(name: str, tmp_path: Path)
         ran = run(folder, name, settings, rounds=rounds, clients=clients, deviants=deviants)
         marked = [m for m in ran.messages if DEVIATION in m.fields and m.kind in terms.card.changes]
         assert marked
-        sent.append(ran.tensors(marked[0]))
-    assert sent[0].keys() == sent[1].keys()
-    assert same(*([tensors] for tensors in sent))
+        first.append(ran.tensors(marked[0]))
+    assert equal(*first)
 
 
 @pytest.mark.parametrize("name", [name for name in VOTES if name != "fedavg"])
@@ -207,15 +193,12 @@ def test_an_aggregator_counts_the_votes_of_one_client_alone(name: str, tmp_path:
     few = ChosenFew(ChosenFewConfig(), Knowledge())
     deviants = {"aggregator": party("aggregator", few, name)}
     ran = run(tmp_path, name, VOTES[name], rounds=3, deviants=deviants)
-    counted = [m for m in ran.messages if m.kind == "vote_counts"]
+    counted = sent(ran, "vote_counts")
     assert counted
     for message in counted:
         alone = f"client/{message.round % 3}"
-        (ballot,) = [
-            ran.tensors(m)
-            for m in ran.messages
-            if (m.kind, m.sender, m.round, m.step) == ("hard_labels", alone, message.round, message.step)
-        ]
+        ballots = sent(ran, "hard_labels", alone, message.round)
+        (ballot,) = [ran.tensors(m) for m in ballots if m.step == message.step]
         tensors = ran.tensors(message)
         asked = tensors.get("index", torch.arange(len(tensors["counts"])))
         assert torch.equal(tensors["counts"].long(), count([ballot], asked, 3))
@@ -247,19 +230,10 @@ def test_what_a_poisoning_client_sends_is_marked_and_others_are_as_ever(tmp_path
 def test_an_aggregator_that_drops_all_clients_but_one_opens_a_secure_sum(tmp_path: Path) -> None:
     """`analytic` does not apply to the honest sum; of each client it reads the round in which it alone was added up."""
     params = {"rounds": 2, "batch_size": 4, "local_steps": 1, "aggregation": "secure", "weighting": "uniform"}
-    settings: dict[str, Any] = {
-        "clients": 3,
-        "victims": 3,
-        "model__params__widths": [64],
-        "protocol__params": params,
-        "attacks": [{"name": "analytic"}],
-    }
-    cells = {}
-    for name, deviations in (("honest", []), ("few", [{"party": "aggregator", "name": "chosen-few"}])):
-        result = Run(finished(tmp_path / name, **settings, deviations=deviations)).result
-        (cells[name],) = [c for c in result.cells if c.attack == "analytic"]
-    assert cells["honest"].status == "not-applicable"
-    targets = cells["few"].targets
+    settings: dict[str, Any] = {"model__params__widths": [64], "protocol__params": params}
+    few = [{"party": "aggregator", "name": "chosen-few"}]
+    assert attacked(tmp_path / "honest", "analytic", **settings).status == "not-applicable"
+    targets = attacked(tmp_path / "few", "analytic", deviations=few, **settings).targets
     assert [target.target for target in targets] == ["client/0", "client/1"]  # one a round
     for target in targets:
         assert sum(image.psnr > 40 for image in target.images or ()) >= 2
@@ -343,9 +317,7 @@ def test_deviations_that_no_such_party_can_do_are_refused(
     changes = {
         f"protocol__params__{name}": value for name, value in {**params, "weighting": "uniform"}.items()
     }
-    with pytest.raises(SpecError) as refused:
-        fdaudit.run(small_spec(deviations=[entry], **changes), tmp_path / "run")
-    assert refused.value.field == field
+    refused(lambda: fdaudit.run(small_spec(deviations=[entry], **changes), tmp_path / "run"), field)
 
 
 def test_votes_are_not_counted_where_a_protocol_averages_logits(tmp_path: Path) -> None:

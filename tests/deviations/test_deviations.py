@@ -27,7 +27,7 @@ import fdaudit
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.audit.run import Run
 from fdaudit.data import load_dataset
-from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.errors import ProtocolError
 from fdaudit.models import Architecture, architecture
 from fdaudit.spec.schema import DatasetSpec, ModelSpec
 from fdaudit.testing.running import ProtocolRun
@@ -38,7 +38,9 @@ from fdaudit.transcript.transcript import read_messages
 from fdaudit.transcript.wire import Outage, Outgoing
 
 from ..helpers.protocol_cases import run
+from ..helpers.refusals import refused
 from ..helpers.run_cases import cli, finished, known
+from .deviation_cases import attacked, check_resume, draft, received, same
 
 IMPRINT = {"party": "server", "name": "imprint", "params": {"rounds": [1]}}
 FISHING = {"party": "server", "name": "class-fishing"}
@@ -82,14 +84,6 @@ def uploads(name: str, ran: ProtocolRun, client: str) -> list[dict[str, torch.Te
     return [ran.tensors(m) for m in heard if m.sender == client and "count" not in m.kind]
 
 
-def same(first: Sequence[dict[str, torch.Tensor]], second: Sequence[dict[str, torch.Tensor]]) -> bool:
-    """Whether messages have the same tensors, bit for bit."""
-    return len(first) == len(second) and all(
-        a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-        for a, b in zip(first, second, strict=True)
-    )
-
-
 @pytest.mark.parametrize("name", ABLE)
 def test_each_receiver_reads_its_own_copy(name: str, tmp_path: Path) -> None:
     """What one client is sent changes its own upload and no other's; the server goes on from its own model."""
@@ -105,14 +99,7 @@ def test_each_receiver_reads_its_own_copy(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ABLE)
 def test_a_run_resumed_after_any_round_ends_the_same(name: str, tmp_path: Path) -> None:
-    deviants = {"server": Nudge("client/1", name, rounds=(1,))}
-    whole = run(tmp_path / "whole", name, rounds=2, deviants=deviants)
-    part = run(tmp_path / "part", name, rounds=2, deviants=deviants, stop_after=0)
-    resumed = run(
-        tmp_path / "part", name, rounds=2, deviants=deviants, resume=(1, part.states[0], part.positions[0])
-    )
-    assert resumed.log == whole.log
-    assert resumed.states[-1] == whole.states[-1]
+    check_resume(tmp_path, name, lambda: {"server": Nudge("client/1", name, rounds=(1,))}, rounds=2)
 
 
 @pytest.mark.parametrize("name", ABLE)
@@ -169,13 +156,8 @@ def at_client(
 ) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """The network as a client receives it under a deviation or None, and the gradient of a batch at it."""
     module = network.build(torch.Generator().manual_seed(4))
-    model = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
     if deviation is not None:
-        draft = Outgoing(
-            round=0, step=0, sender="server", receivers=("client/0",), kind="model_parameters", tensors=model
-        )
-        (sent,) = deviation.sends(draft, torch.Generator().manual_seed(5))
-        module.load_state_dict(dict(sent.tensors), strict=False)
+        module.load_state_dict(received(deviation, network), strict=False)
     return module, gradient_of(module, x, y)
 
 
@@ -261,23 +243,14 @@ def test_the_gradient_of_fished_records_is_exact(
 def test_an_attack_reads_the_fished_records_of_a_run_alone(tmp_path: Path) -> None:
     """Batches of 32 have about three of them, and DLG tries no more than 16 images."""
 
-    def ran(name: str, **changes: Any) -> Any:
-        out = finished(
-            tmp_path / name,
-            clients=3,
-            victims=3,
-            model={"name": "cnn-strided"},
-            dataset__limit=400,
-            splits__auxiliary=0.3,
-            protocol__params={"rounds": 1, "batch_size": 32, "local_steps": 1},
-            attacks=[{"name": "dlg"}],
-            **changes,
-        )
-        (cell,) = [c for c in Run(out).result.cells if c.attack == "dlg"]
-        return cell
-
-    assert ran("honest").status == "not-applicable"
-    fishing = ran("active", deviations=[FISHING])
+    settings: dict[str, Any] = {
+        "model": {"name": "cnn-strided"},
+        "dataset__limit": 400,
+        "splits__auxiliary": 0.3,
+        "protocol__params": {"rounds": 1, "batch_size": 32, "local_steps": 1},
+    }
+    assert attacked(tmp_path / "honest", "dlg", **settings).status == "not-applicable"
+    fishing = attacked(tmp_path / "active", "dlg", deviations=[FISHING], **settings)
     assert fishing.targets
     for target in fishing.targets:
         assert 1 <= len(target.images) <= 16
@@ -287,31 +260,23 @@ def test_an_attack_reads_the_fished_records_of_a_run_alone(tmp_path: Path) -> No
 def test_a_model_for_one_client_alone_takes_its_records_out_of_a_secure_sum(tmp_path: Path) -> None:
     """The honest twin has nothing that `analytic` can read, since only the sum is in view."""
 
-    def ran(name: str, **changes: Any) -> Any:
-        out = finished(
-            tmp_path / name,
-            clients=3,
-            victims=3,
-            model__params__widths=[256, 64],
-            dataset__limit=600,
-            protocol__params={
-                "rounds": 3,
-                "batch_size": 16,
-                "local_steps": 1,
-                "aggregation": "secure",
-                "weighting": "uniform",
-            },
-            attacks=[{"name": "analytic"}],
-            **changes,
-        )
-        (cell,) = [c for c in Run(out).result.cells if c.attack == "analytic"]
-        return cell
-
+    params = {
+        "rounds": 3,
+        "batch_size": 16,
+        "local_steps": 1,
+        "aggregation": "secure",
+        "weighting": "uniform",
+    }
+    settings: dict[str, Any] = {
+        "model__params__widths": [256, 64],
+        "dataset__limit": 600,
+        "protocol__params": params,
+    }
     active = {"party": "server", "name": "model-inconsistency", "params": {"rounds": [0, 1, 2]}}
-    cell = ran("active", deviations=[active])
+    cell = attacked(tmp_path / "active", "analytic", deviations=[active], **settings)
     (found,) = found_by(Run(tmp_path / "active").result)
     assert found.remedy == CHECK
-    assert ran("honest").status == "not-applicable"
+    assert attacked(tmp_path / "honest", "analytic", **settings).status == "not-applicable"
     assert cell.status == "run"
     assert [target.target for target in cell.targets] == ["client/0", "client/1", "client/2"]
     for target in cell.targets:
@@ -347,9 +312,7 @@ def test_a_model_for_one_client_alone_takes_its_records_out_of_a_secure_sum(tmp_
 def test_what_cannot_be_done_is_refused_before_anything_is_written(
     changes: dict[str, Any], field: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SpecError) as refused:
-        fdaudit.run(small_spec(**changes), tmp_path / "run")
-    assert refused.value.field == field
+    refused(lambda: fdaudit.run(small_spec(**changes), tmp_path / "run"), field)
     assert not (tmp_path / "run").exists()
 
 
@@ -364,9 +327,8 @@ def test_fishing_needs_a_fully_connected_last_layer(monkeypatch: pytest.MonkeyPa
     network = perceptron(4)
     ClassFishing(ClassFishingConfig(), Knowledge(architecture=network, classes=10))
     monkeypatch.setattr(Architecture, "build", lambda self, generator: EndsInConvolution())
-    with pytest.raises(SpecError) as refused:
-        ClassFishing(ClassFishingConfig(), Knowledge(architecture=network, classes=10))
-    assert refused.value.field == "model.name"
+    knows = Knowledge(architecture=network, classes=10)
+    refused(lambda: ClassFishing(ClassFishingConfig(), knows), "model.name")
 
 
 def test_a_deviation_may_not_change_the_form_of_a_message_or_forget_a_receiver() -> None:
@@ -377,12 +339,10 @@ def test_a_deviation_may_not_change_the_form_of_a_message_or_forget_a_receiver()
         def sends(self, draft: Outgoing, generator: torch.Generator) -> Sequence[Outgoing]:
             return (replace(draft, **self.change),)
 
-    draft = Outgoing(
-        round=0, step=0, sender="server", receivers=("a", "b"), kind="x", tensors={"w": torch.zeros(2)}
-    )
+    honest = replace(draft("x", {"w": torch.zeros(2)}), receivers=("a", "b"))
     for change in ({"kind": "y"}, {"receivers": ("a",)}, {"receivers": ("a", "a")}, {"tensors": {}}):
         with pytest.raises(ProtocolError):
-            DeviatingParty("server", "s", Sends(change), 1, ("x",)).sends(draft, 0)
+            DeviatingParty("server", "s", Sends(change), 1, ("x",)).sends(honest, 0)
 
 
 @pytest.mark.parametrize("name", REGISTRY.names())

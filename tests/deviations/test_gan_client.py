@@ -14,7 +14,6 @@ from fdaudit.adversary.class_generator import ClassGenerator
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.audit.run import Run
 from fdaudit.data import load_dataset
-from fdaudit.errors import SpecError
 from fdaudit.models import Architecture, architecture
 from fdaudit.models.network import call_with
 from fdaudit.spec.schema import DatasetSpec, ModelSpec
@@ -22,7 +21,9 @@ from fdaudit.transcript.messages import DEVIATION
 from fdaudit.transcript.transcript import read_messages
 from fdaudit.transcript.wire import Outgoing
 
+from ..helpers.refusals import refused
 from ..helpers.run_cases import finished, known
+from .deviation_cases import draft
 
 ENTRY = {"party": "client/1", "name": "gan-client", "params": {"generator_steps": 5, "steps": 2}}
 FAST = GanClientConfig(target=3, generator_steps=150, steps=5)
@@ -50,9 +51,7 @@ def trained(network: Architecture) -> dict[str, torch.Tensor]:
 
 def drafts(model: dict[str, torch.Tensor]) -> dict[str, Outgoing]:
     """Honest uploads of a client that changed nothing, of each kind."""
-    received = Outgoing(
-        round=0, step=0, sender="server", receivers=("client/1",), kind="model_parameters", tensors=model
-    )
+    received = replace(draft("model_parameters", model), receivers=("client/1",))
     zero = {name: torch.zeros_like(tensor) for name, tensor in model.items()}
     made = {"model_parameters": model, "model_update": zero, "gradient": zero}
     sent = {"sender": "client/1", "receivers": ("server",), "received": (received,)}
@@ -79,8 +78,8 @@ def test_each_kind_of_upload_teaches_the_class_wrongly(
     """The same training in other words; a generated image of the class is less certain of it."""
     deviation = GanClient(FAST, Knowledge(architecture=network, classes=10))
     sent = {}
-    for kind, draft in drafts(trained).items():
-        (message,) = deviation.sends(draft, torch.Generator().manual_seed(5))
+    for kind, upload in drafts(trained).items():
+        (message,) = deviation.sends(upload, torch.Generator().manual_seed(5))
         sent[kind] = message.tensors
     for name, start in trained.items():
         torch.testing.assert_close(sent["model_parameters"][name], start + sent["model_update"][name])
@@ -146,6 +145,4 @@ def test_a_run_marks_its_uploads_and_the_attack_reads_all_models(tmp_path: Path)
     ],
 )
 def test_what_cannot_be_done_is_refused(changes: dict[str, Any], field: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError) as refused:
-        finished(tmp_path / "run", **changes)
-    assert refused.value.field == field
+    refused(lambda: finished(tmp_path / "run", **changes), field)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import fdaudit
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.audit.run import Run
-from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.errors import ProtocolError
 from fdaudit.storage.files import decode
 from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import DEVIATION
@@ -30,7 +30,9 @@ from fdaudit.transcript.wire import Outgoing
 from fdaudit.twin import make_twin
 
 from ..helpers.protocol_cases import run
+from ..helpers.refusals import refused
 from ..helpers.run_cases import finished
+from .deviation_cases import check_resume, draft
 
 REPEATED = {"party": "server", "name": "repeated-model"}
 SIGMA, RATE, ROUNDS = 0.005, 0.1, 16
@@ -86,26 +88,17 @@ def test_messages_of_others_silences_and_marks_are_not_given(tmp_path: Path) -> 
 
 
 def test_a_resumed_run_repeats_the_model_from_its_record(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", "fedavg", rounds=3, deviants=server())
-    part = run(tmp_path / "part", "fedavg", rounds=3, deviants=server(), stop_after=0)
-    again = (1, part.states[0], part.positions[0])
-    resumed = run(tmp_path / "part", "fedavg", rounds=3, deviants=server(), resume=again)
-    assert resumed.log == whole.log
-    assert resumed.states[-1] == whole.states[-1]
+    check_resume(tmp_path, "fedavg", server, rounds=3)
 
 
 def test_a_model_that_is_on_record_by_its_digest_cannot_be_sent_again(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="Set record to 'full'") as refused:
-        fdaudit.run(small_spec(deviations=[REPEATED], record={"rounds": [1]}), tmp_path / "run")
-    assert (refused.value.field, refused.value.value) == ("record", 0)
+    spec = small_spec(deviations=[REPEATED], record={"rounds": [1]})
+    refused(lambda: fdaudit.run(spec, tmp_path / "run"), "record", 0, ["record to 'full'"])
 
 
 def test_a_model_that_was_never_sent_cannot_be_sent_again() -> None:
-    draft = Outgoing(
-        round=1, step=0, sender="server", receivers=("client/0",), kind="model_parameters", tensors={}
-    )
     with pytest.raises(ProtocolError, match="sent no model in round 0"):
-        server()["server"].sends(draft, 0)
+        server()["server"].sends(draft("model_parameters", {}, round=1), 0)
 
 
 # -- what it sends ---------------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from fdaudit.federation.checkpoints import Checkpoints
 from fdaudit.federation.protocol import Round
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.testing.specs import small_spec
-from fdaudit.transcript.messages import Message
 from fdaudit.transcript.transcript import Transcript, read_messages
 
 from ..helpers.run_cases import Waiting
+from ..helpers.transcript_cases import message
 
 
 @pytest.mark.parametrize(("waiting", "checkpoints"), [(False, [0, 1]), (True, [0, 3])])
@@ -99,10 +99,7 @@ def test_a_round_is_told_of_once_and_in_order_and_no_earlier_than_it_is_durable(
         with Transcript(Path(name), secret=b"s" * 32, writer=writer) as transcript:
             checkpoints = Checkpoints(vault, transcript)
             for number, steps in enumerate(let):
-                sent = Message(
-                    seq=0, round=number, step=0, sender="client/0", receivers=("server",), kind="x"
-                )
-                transcript.append(sent, {"n": torch.tensor(number)})
+                transcript.append(message("x", round=number), {"n": torch.tensor(number)})
                 done = Round(index=number, models={}, batches={number: torch.tensor([number])})
                 checkpoints.save(done, {"n": torch.tensor(number)}, 0, partial(tell, number))
                 saved.append(number)

@@ -14,7 +14,7 @@ from fdaudit.models import architecture
 from fdaudit.registry import DefenseCard
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
-from fdaudit.training.execution import Execution
+from fdaudit.testing.federation import execution as plainest
 from fdaudit.transcript.wire import Released
 
 
@@ -33,7 +33,7 @@ class Quiet:
 def rehearsed(tmp_path, protocol="fedavg", clients=2, params=None, **more):
     network = architecture(ModelSpec(name="mlp", params={"widths": [4]}), (1, 4, 4), 3)
     cls = REGISTRY.load(protocol)
-    execution = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
+    execution = plainest()
     x = torch.rand(12, 1, 4, 4, generator=child(0, "x"))
     y = torch.arange(12) % 3
     size = 12 // clients

@@ -12,13 +12,13 @@ from fdaudit.models import architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.storage.files import encode
-from fdaudit.training.execution import Execution
+from fdaudit.testing.federation import execution as plainest
 from fdaudit.training.trainer import Fit, Job, Trainer, draw_batches
 
 from ..helpers.run_cases import finished
 
 SHAPE, CLASSES = (1, 4, 4), 3
-EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
+EXECUTION = plainest()
 
 
 def mlp(width: int):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 from fdaudit.accounting.charges import converted, parts_of
@@ -51,6 +52,10 @@ class Log(list[Message]):
             )
         )
         return len(self) - 1
+
+    def change(self, seq: int, **changes: Any) -> None:
+        """Write a message otherwise."""
+        self[seq] = replace(self[seq], **changes)
 
 
 def brute_force(log: Log, seen: list[int], victim: str, delta: float, unit: str, relation: str) -> float:

@@ -116,10 +116,21 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return True
 
 
+def message(
+    kind: str,
+    sender: str = "client/0",
+    receivers: tuple[str, ...] = ("server",),
+    *,
+    round: int = 0,
+    step: int = 0,
+    **more: Any,
+) -> Message:
+    """A message to be appended to a transcript."""
+    return Message(seq=0, round=round, step=step, sender=sender, receivers=receivers, kind=kind, **more)
+
+
 def draft(round: int = 0, step: int = 0, kind: str = "gradient") -> Message:
-    return Message(
-        seq=0, round=round, step=step, sender="client/0", receivers=("server",), kind=kind, inputs=("data",)
-    )
+    return message(kind, round=round, step=step, inputs=("data",))
 
 
 def filled(directory: Path, contents: list[dict[str, Tensor]], **options: Any) -> tuple[Position, list[Any]]:

@@ -6,7 +6,6 @@ Run with `-m slow -s` to see the figures. Each run takes the settings of its `ex
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,9 @@ import yaml
 import fdaudit
 
 from ..helpers.docs_pages import ROOT
+from ..helpers.marks import SLOW_ON_DATA
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.data,
-    pytest.mark.skipif("FDAUDIT_DATA" not in os.environ, reason="FDAUDIT_DATA is unset"),
-]
+pytestmark = SLOW_ON_DATA
 SEEDS = (1, 2, 3)
 
 

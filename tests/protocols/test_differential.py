@@ -51,7 +51,9 @@ def undeclared_messages(
             shutil.copytree(base.folder, folder)
             resume = (first, base.states[first - 1], base.positions[first - 1])
         again = run(folder, name, params, cls=cls, alter=alter, rounds=rounds, resume=resume)
-        for seq in changed_messages(base, again) or ():
+        moved = changed_messages(base, again)
+        assert moved is not None
+        for seq in moved:
             (right if target in reached[seq][1] else wrong).add((seq, target))
     return wrong, right
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,9 +132,7 @@ def hundred(**stated: Any) -> Log:
         w = log.add("server", f"client/{t % 10}", "model_parameters", basis, round=t)
         up = log.add(f"client/{t % 10}", "server", "model_update", ["data", w], round=t)
         basis = [log.add("server", "", "release", [w, up], one, round=t)]
-        log[-1] = log[-1].__class__(
-            **{**vars(log[-1]), "defenses": ({"sampling": "Poisson at rate 0.1, secret coins"},)}
-        )
+        log.change(-1, defenses=({"sampling": "Poisson at rate 0.1, secret coins"},))
     log.add("server", "world", "model_parameters", basis, round=100)
     return log
 
@@ -154,7 +153,7 @@ def test_coins_that_the_record_does_not_show_count_for_nothing(damage: str) -> N
     for seq, m in enumerate(log):
         if m.kind == "release":
             changes = {"defenses": ()} if damage == "unstated" else {"receivers": ("client/3",)}
-            log[seq] = m.__class__(**{**vars(m), **changes})
+            log.change(seq, **changes)
     assert Books(log, PARTIES).ledger("world").epsilon == pytest.approx(46.21, rel=5e-3)
 
 
@@ -162,7 +161,7 @@ def test_rounds_of_another_rate_count_although_the_client_took_no_part_in_them()
     log = hundred()
     for seq, m in enumerate(log):
         if m.kind == "release" and m.round % 10 == 3:  # client/3 is the only one that took part
-            log[seq] = m.__class__(**{**vars(m), "event": event(sensitivity=1.0, scale=1.0, sample_rate=0.5)})
+            log.change(seq, event=event(sensitivity=1.0, scale=1.0, sample_rate=0.5))
     kept = {"sensitivity": 1.0, "scale": 1.0, "unit": "record", "relation": "replace-one"}
     charges = {event(**kept, sample_rate=0.1): 90, event(**kept, sample_rate=0.5): 10}
     for world in (Books(log, PARTIES).ledger("world"),):
@@ -206,7 +205,7 @@ def drawn_rounds(rounds: int = 100) -> Log:
         w = log.add("server", to, "model_parameters", basis, round=t, drawn_from=20)
         up = [log.add(f"client/{k}", "server", "model_update", ["data", w], round=t) for k in asked]
         basis = [log.add("server", "", "release", [*basis, w, *up], TWO_OF_TWENTY, round=t)]
-        log[-1] = replace(log[-1], defenses=stated)
+        log.change(-1, defenses=stated)
     log.add("server", "world", "model_parameters", basis, round=rounds)
     return log
 
@@ -267,66 +266,40 @@ def drawn_density(x: Any, others: tuple[float, ...], own: float, noise: float) -
     return np.mean([norm.pdf(x, mean, noise) for mean in sums], axis=0)
 
 
-def unrequested(log: Log) -> None:
-    log[0] = replace(log[0], fields={})
-
-
 def of_more_clients(log: Log) -> None:
     for seq, m in enumerate(log):
         if isinstance(m.event, DrawnGaussian):
-            log[seq] = replace(m, event=replace(m.event, clients=40))
+            log.change(seq, event=replace(m.event, clients=40))
         if m.fields:
-            log[seq] = replace(m, fields={"drawn_from": 40})
-
-
-def of_fewer_drawn(log: Log) -> None:
-    log[3] = replace(log[3], event=replace(TWO_OF_TWENTY, drawn=1))
-
-
-def unanswered(log: Log) -> None:
-    """One of the drawn clients gives nothing to the sum."""
-    log[3] = replace(log[3], inputs=(0, 1))
-
-
-def another_in_the_sum(log: Log) -> None:
-    log[2] = replace(log[2], sender="client/3")
-
-
-def silent_elsewhere(log: Log) -> None:
-    log.add("client/4", "server", "silence", [], round=101)
-
-
-def undescribed(log: Log) -> None:
-    log[3] = replace(log[3], defenses=())
-
-
-def sent_away(log: Log) -> None:
-    log[3] = replace(log[3], receivers=("client/3",))
+            log.change(seq, fields={"drawn_from": 40})
 
 
 def remembered(log: Log) -> None:
     """A drawn client's answer depends on the answer that it gave when it was drawn before."""
     later = next(m.seq for m in log if m.sender == "client/0" and m.seq > 1)
-    log[later] = replace(log[later], inputs=(*log[later].inputs, 1))
+    log.change(later, inputs=(*log[later].inputs, 1))
 
 
-def from_an_answer(log: Log) -> None:
-    """The next request is computed from an answer, past the noise: then the model leaks it, and ε is infinite."""
-    log[4] = replace(log[4], inputs=(1,))
+DAMAGES: dict[str, Callable[[Log], object]] = {
+    "unrequested": lambda log: log.change(0, fields={}),
+    "of more clients": of_more_clients,
+    "of fewer drawn": lambda log: log.change(3, event=replace(TWO_OF_TWENTY, drawn=1)),
+    "one gives nothing to the sum": lambda log: log.change(3, inputs=(0, 1)),
+    "another in the sum": lambda log: log.change(2, sender="client/3"),
+    "silent elsewhere": lambda log: log.add("client/4", "server", "silence", [], round=101),
+    "undescribed": lambda log: log.change(3, defenses=()),
+    "sent away": lambda log: log.change(3, receivers=("client/3",)),
+    "remembered": remembered,
+    # The next request is computed from an answer, past the noise: then the model leaks it, and ε is infinite.
+    "from an answer": lambda log: log.change(4, inputs=(1,)),
+}
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(unrequested, of_more_clients, of_fewer_drawn, unanswered, another_in_the_sum, silent_elsewhere),
-        *(undescribed, sent_away, remembered, from_an_answer),
-    ],
-    ids=lambda f: f.__name__,
-)
-def test_a_draw_of_a_fixed_size_counts_only_if_the_record_shows_that_it_hid_who_answered(damage: Any) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_draw_of_a_fixed_size_counts_only_if_the_record_shows_that_it_hid_who_answered(damage: str) -> None:
     log = drawn_rounds()
     credited = Books(log, TWENTY).ledger("world").epsilon
-    damage(log)
+    DAMAGES[damage](log)
     found = Books(log, TWENTY).ledger("world")
     assert found.sampling == ""
     assert credited < found.epsilon

@@ -30,6 +30,7 @@ from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import LOG, Transcript, read_messages, verify_transcript
 
 from ..helpers.transcript_cases import SECRET, named, same
+from ..helpers.transcript_cases import message as drafted
 
 PARTIES = ["server", "client/0", "client/1", "world"]
 LARGE = 1 << 20
@@ -99,15 +100,8 @@ def test_lines_and_files_are_those_of_a_transcript(tmp_path: Path) -> None:
                 values = {"w": torch.arange(float(size)), "b": torch.tensor([round, step])}
                 inputs = ["data", *range(step)]
                 record.send("client/1", ["world", "server"], "model_update", values, inputs)
-                draft = Message(
-                    seq=0,
-                    round=round,
-                    step=step,
-                    sender="client/1",
-                    receivers=("server", "world"),
-                    kind="model_update",
-                    inputs=tuple(inputs),
-                )
+                to = ("server", "world")
+                draft = drafted("model_update", "client/1", to, round=round, step=step, inputs=tuple(inputs))
                 transcript.append(draft, values)
     assert findings(tmp_path / "r") == []
     mine, theirs = tmp_path / "r" / "transcript", tmp_path / "t"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from fdaudit.attacks import REGISTRY as ATTACKS
 from fdaudit.defenses import REGISTRY as DEFENSES
 from fdaudit.protocols import REGISTRY as PROTOCOLS
@@ -118,8 +119,13 @@ def test_a_defence_without_chance_gives_no_guarantee(name: str) -> None:
     made = cls(validate(cls.Config, DEFENCE_PARAMS[name]))
     accepted = made.card.accepts
     kind = "logits" if not accepted or "logits" in accepted else accepted[0]
-    event = made.release(kind, example_message(kind), SecretStream(b"a secret of the tests", "m")).event
-    assert isinstance(event, NoGuarantee) == (name in WITHOUT_CHANCE)
+    one, other = (
+        made.release(kind, example_message(kind), SecretStream(b"a secret of the tests", path))
+        for path in ("m", "another")
+    )
+    assert isinstance(one.event, NoGuarantee) == (name in WITHOUT_CHANCE)
+    if name in WITHOUT_CHANCE:
+        assert all(torch.equal(t, other.tensors[n]) for n, t in one.tensors.items())
 
 
 @pytest.mark.parametrize("name", DEFENSES.names())

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fdaudit.errors import ProtocolError
 from fdaudit.parallel.randomness import generator_states, seeded_randomness
 from fdaudit.rng import child
+from fdaudit.testing.federation import execution as plainest
 from fdaudit.training.execution import Execution
 from fdaudit.training.private_step import Guard, per_sample_gradients, unfit
 from fdaudit.training.trainer import Fit, Job, Trainer, parameters_of
@@ -151,9 +152,7 @@ def test_evaluation_draws_the_same_numbers_again() -> None:
         return module
 
     network = NetworkDouble(always)
-    trainer = Trainer(
-        network, Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
-    )
+    trainer = Trainer(network, plainest())
     parameters, x = parameters_of(network.build(child(2, "w"))), torch.rand(3, *SHAPE)
     with seeded_randomness(0):
         unsettle(1)

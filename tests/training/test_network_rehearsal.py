@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fdaudit.errors import SpecError
 from fdaudit.rng import child
+from fdaudit.testing.federation import execution as plainest
 from fdaudit.training.execution import Execution
 from fdaudit.training.replicas import rehearsed
 from fdaudit.training.trainer import Fit, Job, Trainer, draw_batches, parameters_of
@@ -269,9 +270,7 @@ def test_a_counter_of_batches_begins_anew_with_every_job() -> None:
         targets=torch.zeros(8, dtype=torch.int64),
         batches=[torch.arange(8)] * 2,
     )
-    trainer = Trainer(
-        network, Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
-    )
+    trainer = Trainer(network, plainest())
     first, second = (trainer.fit([job], Fit(lr=0.1))[0].parameters for _ in range(2))
     assert all(torch.equal(first[n], second[n]) for n in first)
 

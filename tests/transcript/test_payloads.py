@@ -26,6 +26,7 @@ from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import LOG, Position, Transcript, read_messages, verify_transcript
 
 from ..helpers.run_cases import tree
+from ..helpers.transcript_cases import message
 
 SECRET = b"a secret of the auditor, sixteen"
 ROUNDS, CLIENTS = 3, 2
@@ -46,10 +47,7 @@ def tensors(seq: int) -> dict[str, torch.Tensor]:
 def append(transcript: Transcript, rounds: range) -> None:
     for r in rounds:
         for k in range(CLIENTS):
-            draft = Message(
-                seq=0, round=r, step=0, sender=f"client/{k}", receivers=("server",), kind="logits"
-            )
-            transcript.append(draft, tensors(transcript.position.seq))
+            transcript.append(message("logits", f"client/{k}", round=r), tensors(transcript.position.seq))
 
 
 def recorded(folder: Path, keep=lambda round: True) -> Position:
@@ -132,14 +130,7 @@ def test_it_goes_on_wherever_a_round_was_left_and_whatever_lay_beyond(data):
                 before = [] if start is None else sent[:at]
                 for later, large in chain(*parts):
                     before = [*before, (later, large)]
-                    draft = Message(
-                        seq=0,
-                        round=sum(step for step, _ in before),
-                        step=0,
-                        sender="client/0",
-                        receivers=("server",),
-                        kind="logits",
-                    )
+                    draft = message("logits", round=sum(step for step, _ in before))
                     transcript.append(draft, tensors(2 * transcript.position.seq + large))
                 return transcript.sync()
 
@@ -188,9 +179,9 @@ def test_a_payload_that_does_not_end_where_the_next_one_begins_is_a_finding(long
 )
 def test_no_line_leads_out_of_the_payloads(name, tmp_path):
     recorded(tmp_path / "t")
-    message = next(read_messages(tmp_path / "t"))
+    first = next(read_messages(tmp_path / "t"))
     (tmp_path / "vault").write_bytes(b"secret")
-    changed = Message(**{**vars(message), "payload": {"file": name, "length": 1}})
+    changed = Message(**{**vars(first), "payload": {"file": name, "length": 1}})
     with pytest.raises(IntegrityError, match="not a payload"):
         read_payload(tmp_path / "t", changed)
 
@@ -206,8 +197,8 @@ def test_an_exported_view_holds_its_own_bytes_and_no_others(member, tmp_path):
     assert [m.seq for m in opened.messages] == [m.seq for m in view.messages]
     mine = {m.seq for m in opened.messages}
     assert mine
-    for message in opened.messages:
-        assert torch.equal(opened.tensors(message)["values"], tensors(message.seq)["values"])
+    for m in opened.messages:
+        assert torch.equal(opened.tensors(m)["values"], tensors(m.seq)["values"])
     exported = b"".join(p.read_bytes() for p in (tmp_path / "out" / "payloads").iterdir())
     for seq in range(ROUNDS * CLIENTS):
         raw = tensors(seq)["values"].numpy().tobytes()
@@ -263,9 +254,7 @@ def test_an_export_tells_neither_size_nor_kind_of_hidden_messages(member, tmp_pa
                 answered = int(torch.randint(1, 200, (), generator=generator))
                 kind = ("hard_labels", "logits")[int(torch.randint(2, (), generator=generator))]
                 for sender, sent_kind, n in (("client/0", "logits", 5), ("client/1", kind, answered)):
-                    draft = Message(
-                        seq=0, round=r // 4, step=r % 4, sender=sender, receivers=("server",), kind=sent_kind
-                    )
+                    draft = message(sent_kind, sender, round=r // 4, step=r % 4)
                     transcript.append(draft, {"values": torch.full((n, 3), float(sender == "client/0"))})
         export_view(
             view_of(tmp_path / f"t{number}", member, parties=PARTIES, hyperparameters={}),

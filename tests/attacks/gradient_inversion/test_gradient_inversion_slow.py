@@ -5,7 +5,6 @@ Run with `-m slow -s` to see the figures.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from fdaudit.models.normalization import first_linear
 
+from ...helpers.marks import ON_DATA
 from .gradient_inversion_cases import (
     digits,
     dlg_lenet,
@@ -41,10 +41,7 @@ DATASETS = [
     "digits",
     pytest.param(
         "mnist",
-        marks=[
-            pytest.mark.data,
-            pytest.mark.skipif("FDAUDIT_DATA" not in os.environ, reason="FDAUDIT_DATA is unset"),
-        ],
+        marks=ON_DATA,
     ),
 ]
 

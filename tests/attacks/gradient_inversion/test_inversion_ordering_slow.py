@@ -13,7 +13,6 @@ a fortiori.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,9 @@ import pytest
 import fdaudit
 from fdaudit.evaluation.controls import kept
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.data,
-    pytest.mark.skipif("FDAUDIT_DATA" not in os.environ, reason="FDAUDIT_DATA is unset"),
-]
+from ...helpers.marks import SLOW_ON_DATA
+
+pytestmark = SLOW_ON_DATA
 
 IDEAL = {
     "prior": "none",  # data-free, as the paper's: else auxiliary images would show most of what is shown

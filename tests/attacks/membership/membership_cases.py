@@ -15,9 +15,10 @@ from fdaudit.models import architecture
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Trainer
-from fdaudit.transcript.messages import Message
 from fdaudit.transcript.transcript import Transcript
 from fdaudit.types import AttackTask, Challenge
+
+from ...helpers.transcript_cases import message
 
 SHAPE, CLASSES = (1, 8, 8), 4
 
@@ -68,15 +69,7 @@ def view(folder: Path, messages, adversary="server", clients=4, hyperparameters:
     with Transcript(folder, secret=b"k" * 32) as transcript:
         for sender, receiver, kind, tensors, *more in messages:
             round_, step, defenses = (*more, *(0, 0, ())[len(more) :])
-            draft = Message(
-                seq=0,
-                round=round_,
-                step=step,
-                sender=sender,
-                receivers=(receiver,),
-                kind=kind,
-                defenses=tuple(defenses),
-            )
+            draft = message(kind, sender, (receiver,), round=round_, step=step, defenses=tuple(defenses))
             transcript.append(draft, tensors)
     parties = ("server", *(f"client/{k}" for k in range(clients)), "world")
     yield view_of(folder, adversary, parties=parties, hyperparameters=hyperparameters or {})

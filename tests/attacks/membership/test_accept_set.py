@@ -22,30 +22,19 @@ from fdaudit.attacks.membership._chains import Annealing, _bits, coins
 from fdaudit.attacks.membership.accept_set import AcceptSet, AcceptSetConfig
 from fdaudit.protocols.selective_fd import BoundingBox, Selection, fit_density
 
-from fdaudit import protocols
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common, PartyData
-from fdaudit.federation.rehearsal import rehearse
-from fdaudit.metrics import score_membership
-from fdaudit.models import architecture
+from fdaudit.federation.protocol import PartyData
+from fdaudit.goals.membership import Membership
 from fdaudit.models.density_ratio import default_bandwidth
-from fdaudit.rng import child, child_numpy
-from fdaudit.spec.schema import ModelSpec
-from fdaudit.tasks import SINGLE_LABEL
-from fdaudit.training.execution import Execution
-from fdaudit.types import AttackTask, Challenge
+from fdaudit.rng import child
+from fdaudit.types import AttackTask
+
+from .rehearsed_cases import Paired, mlp, rehearsed, stream
 
 pytestmark = pytest.mark.thorough
 
-NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [4]}), (1, 4, 4), 3)
-EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
 CLASSES, PAIRS = 3, 6
-
-
-def stream(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def points(n: int, seed: int, d: int = 6, centre: float = 0.5) -> torch.Tensor:
@@ -177,7 +166,11 @@ def test_without_bits_chains_draw_fair_coins() -> None:
 # -- the attack on a federation ---------------------------------------------------------------------------------
 
 
-class Case:
+def encoded(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(1)[:, :9]
+
+
+class Case(Paired):
     """Selective-FD among two clients; the first holds one of each of six pairs of three classes."""
 
     def __init__(
@@ -190,16 +183,13 @@ class Case:
             return (centres[y] + 0.12 * torch.randn(len(y), 1, 4, 4, generator=draws)).clamp(0, 1)
 
         y = torch.arange(CLASSES).repeat_interleave(2 * PAIRS)
-        x, pairs = some(y), CLASSES * PAIRS
-        toss = torch.randint(2, (pairs,), generator=draws).bool()
-        self.member = torch.stack([toss, ~toss], 1).flatten()
-        pair = torch.arange(pairs).repeat_interleave(2)
-        self.challenge = Challenge(target="client/0", x=x, y=y, pair=pair)
+        x = some(y)
+        super().__init__(x, y, torch.randint(2, (CLASSES * PAIRS,), generator=draws).bool())
         apart, further = some(y[::2]), torch.arange(more) % CLASSES
-        held = torch.cat([x[self.member] if holds else apart, some(further)])
-        labels = torch.cat([y[::2], further])
+        own = torch.cat([x[self.member] if holds else apart, some(further)])
+        data = [(own, torch.cat([y[::2], further]))]
         samples = some(torch.arange(public) % CLASSES)
-        selective = protocols.REGISTRY.load("selective-fd")
+        data.append((some(y[::2]), y[::2]))
         given = {
             "rounds": 2,
             "warm_up_steps": 1,
@@ -207,39 +197,28 @@ class Case:
             "public_batch": public,
             "labels": "hard",
         }
-        self.view: View = rehearse(
+        self.view = rehearsed(
             place / "transcript",
-            protocol=selective,
-            config=selective.Config(**(given | params)),
-            common=Common(
-                networks=Networks(NETWORK),
-                execution=EXECUTION,
-                public=samples,
-                task=SINGLE_LABEL,
-                encode=(lambda v: v.flatten(1)[:, :9]) if params.get("space") == "features" else None,
-            ),
-            data=[(held, labels), (some(y[::2]), y[::2])],
-            seed=5,
+            "selective-fd",
+            data,
+            samples,
+            network=mlp(4, (1, 4, 4), CLASSES),
+            encode=encoded if params.get("space") == "features" else None,
+            **given | params,
         )
         others = torch.arange(30) % CLASSES
         self.knowledge = Knowledge(auxiliary=(some(others), others), public=samples, classes=CLASSES)
 
-    def scores(self, seed: int = 0, knowledge: Knowledge | None = None, **params: Any) -> torch.Tensor:
+    def told(self, seed: int = 0, knowledge: Knowledge | None = None, **params: Any) -> Membership:
         attack = AcceptSet(AcceptSetConfig(**({"chains": 48, "sweeps": 80} | params)))
-        task = AttackTask(targets=("client/0",), challenges={"client/0": self.challenge})
-        known = knowledge or self.knowledge
-        assert attack.applicable(self.view, known, task)
-        (guess,) = attack.run(self.view, known, task, stream(seed))
-        return guess.scores
+        return self.guess(attack, knowledge=knowledge, seed=seed)
+
+    def scores(self, **params: Any) -> torch.Tensor:
+        return self.told(**params).scores
 
     def auc(self, **params: Any) -> tuple[float, float]:
         """AUC and its p-value."""
-        figure = score_membership(
-            self.scores(**params), self.member, generator=child_numpy(0, "test"), pair=self.challenge.pair
-        ).figures["auc"]
-        assert figure.value is not None
-        assert figure.p is not None
-        return figure.value, figure.p
+        return self.figure(self.told(**params))
 
 
 @pytest.fixture(scope="module")
@@ -278,11 +257,10 @@ def test_records_that_are_no_candidates_are_allowed_for(tmp_path: Path) -> None:
 
 def test_selectors_on_features_are_attacked_with_the_same_encoder(tmp_path: Path) -> None:
     features = Case(tmp_path, space="features")
-    known = replace(features.knowledge, encode=lambda v: v.flatten(1)[:, :9])
+    known = replace(features.knowledge, encode=encoded)
     assert features.auc(knowledge=known)[1] < 0.01
-    task = AttackTask(targets=("client/0",), challenges={"client/0": features.challenge})
     attack = AcceptSet(AcceptSetConfig())
-    assert "feature extractor" in attack.applicable(features.view, features.knowledge, task).reason
+    assert "feature extractor" in attack.applicable(features.view, features.knowledge, features.task).reason
 
 
 def test_a_client_without_the_candidates_gives_nothing_away(tmp_path: Path) -> None:
@@ -321,6 +299,5 @@ def test_it_says_why_it_does_not_apply(case: Case) -> None:
 def test_a_client_that_declines_nothing_is_not_attacked(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     bits = torch.ones(240), torch.ones(240)
     monkeypatch.setattr("fdaudit.attacks.membership.accept_set.accepted_samples", lambda *_: bits)
-    task = AttackTask(targets=("client/0",), challenges={"client/0": case.challenge})
-    found = AcceptSet(AcceptSetConfig()).applicable(case.view, case.knowledge, task)
+    found = AcceptSet(AcceptSetConfig()).applicable(case.view, case.knowledge, case.task)
     assert "declined" in found.reason

@@ -18,17 +18,12 @@ from fdaudit.attacks.membership._ridge import regressed_in_parts, regressed_sum,
 from fdaudit.attacks.membership._study import Study
 from fdaudit.attacks.membership.rehearsed_regression import RehearsedRegression, RehearsedRegressionConfig
 
-from fdaudit import protocols
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common
-from fdaudit.federation.rehearsal import rehearse
-from fdaudit.metrics.ranking import auc
-from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.samples import sample_index
 from fdaudit.types import AttackTask
 
-from .test_coin_regression import EXECUTION, NETWORK, SEED, Case, stream
+from .rehearsed_cases import rehearsed, stream
+from .test_coin_regression import Case
 
 ATTACK = RehearsedRegression(RehearsedRegressionConfig(shadows=80, broadcasts=2))
 
@@ -38,28 +33,17 @@ def seen(
 ) -> tuple[Case, AttackTask]:
     """Return a case in which client/0 holds one of each pair, with the view of a protocol that averages models."""
     case = Case(place / "case", True)
-    made = protocols.REGISTRY.load(protocol)
     settings = {"rounds": 2, "local_epochs": 3, "batch_size": 10, "lr": 0.3, **params}
     draws = stream(3)
     others = [(torch.rand(20, 1, 6, 6, generator=draws), torch.arange(20) % 4) for _ in range(clients - 1)]
-    case.view = rehearse(
-        place / "transcript",
-        protocol=made,
-        config=made.Config(**settings),
-        common=Common(
-            networks=Networks(NETWORK), execution=EXECUTION, public=case.knowledge.public, task=SINGLE_LABEL
-        ),
-        data=[case.held, *others],
-        seed=SEED,
-        adversary=adversary,
-    )
-    return case, AttackTask(targets=("client/0",), challenges={"client/0": case.challenge})
+    data, public = [case.records, *others], case.knowledge.public
+    case.view = rehearsed(place / "transcript", protocol, data, public, adversary=adversary, **settings)
+    return case, case.task
 
 
 def guessed(case: Case, task: AttackTask) -> tuple[float, str]:
-    assert ATTACK.applicable(case.view, case.knowledge, task)
-    (guess,) = ATTACK.run(case.view, case.knowledge, task, stream(0))
-    return auc(guess.scores.double().numpy(), case.member.numpy()), guess.note
+    guess = case.guess(ATTACK)
+    return case.auc_of(guess), guess.note
 
 
 def shadows_of(case: Case, task: AttackTask) -> Any:

@@ -22,33 +22,17 @@ from fdaudit.attacks.membership.coin_regression import (
     _sure,
 )
 
-from fdaudit import protocols
 from fdaudit.adversary.knowledge import Knowledge
-from fdaudit.adversary.view import View
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common
-from fdaudit.federation.rehearsal import rehearse
 from fdaudit.goals.membership import Membership
-from fdaudit.metrics import score_membership
-from fdaudit.models import architecture
-from fdaudit.rng import child_numpy
-from fdaudit.spec.schema import ModelSpec
-from fdaudit.tasks import SINGLE_LABEL
-from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Trainer
 from fdaudit.transcript.samples import sample_index
-from fdaudit.types import AttackTask, Challenge
+from fdaudit.types import AttackTask
 
 from .membership_cases import studied
+from .rehearsed_cases import NETWORK, Paired, rehearsed, stream
 
-NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 6, 6), 4)
-EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
-SEED, PAIRS = 5, 16
+PAIRS = 16
 NOTHING: dict[str, Any] = {"left_out": torch.zeros(0), "spread": torch.zeros(0), "error": 0.0}
-
-
-def stream(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 # -- the regression ---------------------------------------------------------------------------------------------
@@ -141,68 +125,35 @@ def test_clients_with_different_numbers_of_shadows_are_refused() -> None:
 # -- the federation ---------------------------------------------------------------------------------------------
 
 
-class Case:
+class Case(Paired):
     """FedKD among two clients; the first holds one of each of 16 pairs and four other records."""
 
     def __init__(self, place: Path, holds: bool, adversary: str = "aggregator", **params: Any) -> None:
         draws = stream(9)
         x = torch.rand(2 * PAIRS, 1, 6, 6, generator=draws)
         y = torch.randint(4, (PAIRS,), generator=draws).repeat_interleave(2)
-        coins = torch.randint(2, (PAIRS,), generator=draws).bool()
-        self.member = torch.stack([coins, ~coins], 1).flatten()
-        pair = torch.arange(PAIRS).repeat_interleave(2)
-        self.challenge = Challenge(target="client/0", x=x, y=y, pair=pair)
+        super().__init__(x, y, torch.randint(2, (PAIRS,), generator=draws).bool())
 
         def others(n: int) -> tuple[torch.Tensor, torch.Tensor]:
             return torch.rand(n, 1, 6, 6, generator=draws), torch.randint(4, (n,), generator=draws)
 
         more, apart, public = others(4), others(PAIRS), others(60)[0]
-        held = (x[self.member], y[self.member]) if holds else (apart[0], y[self.member])
-        self.held = tuple(torch.cat([a, b]) for a, b in zip(held, more, strict=True))
-        fedkd = protocols.REGISTRY.load("fedkd")
-        networks = Networks(NETWORK)
-        self.view = rehearse(
-            place / "transcript",
-            protocol=fedkd,
-            config=fedkd.Config(
-                **{
-                    "local_epochs": 20,
-                    "batch_size": 8,
-                    "lr": 0.2,
-                    "distill_rounds": 1,
-                    "distill_steps": 1,
-                    **params,
-                }
-            ),
-            common=Common(networks=networks, execution=EXECUTION, public=public, task=SINGLE_LABEL),
-            data=[self.held, others(20)],  # type: ignore[list-item]
-            seed=SEED,
-            adversary=adversary,
+        own = (x[self.member] if holds else apart[0]), y[self.member]
+        self.records = tuple(torch.cat([a, b]) for a, b in zip(own, more, strict=True))
+        given = {"local_epochs": 20, "batch_size": 8, "lr": 0.2, "distill_rounds": 1, "distill_steps": 1}
+        data = [self.records, others(20)]
+        self.view = rehearsed(
+            place / "transcript", "fedkd", data, public, adversary=adversary, **given | params
         )
-        self.knowledge = Knowledge(
-            architecture=NETWORK,
-            auxiliary=others(40),
-            train=Trainer(NETWORK, EXECUTION),
-            public=public,
-            classes=4,
-        )
+        self.knows(others(40), public)
 
     def auc(
         self, knowledge: Knowledge | None = None, shadows: int = 150, **params: bool
     ) -> tuple[float, float, Membership]:
         """AUC, its p-value, and the guess."""
         attack = CoinRegression(CoinRegressionConfig(shadows=shadows, **params))
-        task = AttackTask(targets=("client/0",), challenges={"client/0": self.challenge})
-        known = knowledge or self.knowledge
-        assert attack.applicable(self.view, known, task)
-        (guess,) = attack.run(self.view, known, task, stream(0))
-        draws = child_numpy(0, "test")
-        figure = score_membership(
-            guess.scores, self.member, generator=draws, pair=self.challenge.pair
-        ).figures["auc"]
-        assert figure.value is not None
-        assert figure.p is not None
-        return figure.value, figure.p, guess
+        guess = self.guess(attack, knowledge=knowledge)
+        return *self.figure(guess), guess
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +184,7 @@ def test_shadows_hold_as_many_records_of_each_class(case: Case, monkeypatch: pyt
         study = drawn(case.view, case.knowledge, case.challenge, 10, paired=paired, seed=0)
         trained(case.knowledge, study, training={}, most_steps=1)
         counts = torch.stack([seen["y"][row].bincount(minlength=4) for row in seen["inside"]])
-        true = case.held[1].bincount(minlength=4)
+        true = case.records[1].bincount(minlength=4)
         if paired:
             assert bool((counts == true).all())
         assert bool(((counts.sum(1) - true.sum()).abs() <= 2).all())
@@ -293,17 +244,11 @@ def test_one_round_of_training_lies_before_the_first_answers() -> None:
 
 
 def test_the_first_answers_are_those_of_the_first_round(tmp_path: Path) -> None:
-    selective = protocols.REGISTRY.load("selective-fd")
     draws = stream(11)
     public = torch.rand(30, 1, 6, 6, generator=draws)
-    view: View = rehearse(
-        tmp_path / "transcript",
-        protocol=selective,
-        config=selective.Config(rounds=3, selector="none", labels="soft", warm_up_steps=1, public_batch=20),
-        common=Common(networks=Networks(NETWORK), execution=EXECUTION, public=public, task=SINGLE_LABEL),
-        data=[(torch.rand(9, 1, 6, 6, generator=draws), torch.arange(9) % 4) for _ in range(2)],
-        seed=1,
-    )
+    data = [(torch.rand(9, 1, 6, 6, generator=draws), torch.arange(9) % 4) for _ in range(2)]
+    params = {"rounds": 3, "selector": "none", "labels": "soft", "warm_up_steps": 1, "public_batch": 20}
+    view = rehearsed(tmp_path / "transcript", "selective-fd", data, public, seed=1, **params)
     known = Knowledge(architecture=NETWORK, public=public, classes=4)
     sent = view.select(kind="soft_labels", sender="client/0")
     (first,) = (m for m in sent if m.round == 0)

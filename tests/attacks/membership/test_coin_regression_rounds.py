@@ -14,23 +14,13 @@ from fdaudit.attacks.membership._rounds import answered_in_rounds, followed
 from fdaudit.attacks.membership._study import Study, before_answers
 from fdaudit.attacks.membership.coin_regression import CoinRegression, CoinRegressionConfig
 
-from fdaudit import protocols
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common
-from fdaudit.federation.rehearsal import rehearse
-from fdaudit.metrics.ranking import auc
-from fdaudit.models import architecture
-from fdaudit.spec.schema import ModelSpec
-from fdaudit.tasks import SINGLE_LABEL
-from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Fit, Job, Trainer
-from fdaudit.types import AttackTask, Challenge
 
-NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 6, 6), 4)
-EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
-SEED, PAIRS = 5, 8
+from .rehearsed_cases import SEED, Paired, common, rehearsed, stream
+
+PAIRS = 8
 SELECTIVE = {"labels": "soft", "lr": 0.3, "distill_steps": 4, "local_steps": 2, "public_batch": 40}
 ROUNDS = (
     ("selective-fd", {**SELECTIVE, "warm_up_steps": 10, "order": "predict-first"}),
@@ -42,50 +32,29 @@ ROUNDS = (
 )
 
 
-def stream(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-class Case:
+class Case(Paired):
     """A federation of two clients in rounds; the first holds one of each of eight pairs and no other record."""
 
     def __init__(self, place: Path, name: str, holds: bool = True, seed: int = SEED, **params: Any) -> None:
         draws = stream(seed + 4)
         x = torch.rand(2 * PAIRS, 1, 6, 6, generator=draws)
         y = (torch.arange(PAIRS) % 4).repeat_interleave(2)
-        coins = torch.randint(2, (PAIRS,), generator=draws).bool()
-        self.member = torch.stack([coins, ~coins], 1).flatten()
-        pair = torch.arange(PAIRS).repeat_interleave(2)
-        self.challenge = Challenge(target="client/0", x=x, y=y, pair=pair)
+        super().__init__(x, y, torch.randint(2, (PAIRS,), generator=draws).bool())
         auxiliary, public = torch.rand(40, 1, 6, 6, generator=draws), torch.rand(60, 1, 6, 6, generator=draws)
-        held = x[self.member] if holds else torch.rand(PAIRS, 1, 6, 6, generator=draws)
+        own = x[self.member] if holds else torch.rand(PAIRS, 1, 6, 6, generator=draws)
         other = torch.rand(PAIRS, 1, 6, 6, generator=draws), torch.arange(PAIRS) % 4
-        protocol, networks = protocols.REGISTRY.load(name), Networks(NETWORK)
         # A batch of all records leaves nothing of a client's training to chance.
         params = {"rounds": 4, "batch_size": PAIRS, "lr": 0.2, **params}
-        self.view = rehearse(
-            place / "transcript",
-            protocol=protocol,
-            config=protocol.Config(**params),
-            common=Common(networks=networks, execution=EXECUTION, public=public, task=SINGLE_LABEL),
-            data=[(held, y[self.member]), other],
-            seed=seed,
-        )
-        self.knowledge = Knowledge(
-            architecture=NETWORK,
-            auxiliary=(auxiliary, torch.arange(40) % 4),
-            train=Trainer(NETWORK, EXECUTION),
-            public=public,
-            classes=4,
-        )
-        self.start = networks.initial(["client/0"], seed)["client/0"]
-        self.task = AttackTask(targets=("client/0",), challenges={"client/0": self.challenge})
+        data = [(own, y[self.member]), other]
+        self.view = rehearsed(place / "transcript", name, data, public, seed=seed, **params)
+        self.knows((auxiliary, torch.arange(40) % 4), public)
+        self.start = common(public).networks.initial(["client/0"], seed)["client/0"]
 
     def told(self, view: View | None = None, **params: Any) -> tuple[float, str]:
         """Return the attack's AUC and its note."""
         attack = CoinRegression(CoinRegressionConfig(**{"shadows": 60, **params}))
-        (guess,) = attack.run(view or self.view, self.knowledge, self.task, stream(0))
-        return auc(guess.scores.double().numpy(), self.member.numpy()), guess.note
+        guess = self.guess(attack, view)
+        return self.auc_of(guess), guess.note
 
     def victim(self) -> Study:
         """Return one shadow that holds what the victim holds, trained here by plain steps up to the first answers."""
@@ -100,8 +69,8 @@ class Case:
             job = Job(
                 party="victim",
                 parameters=model,
-                x=self.challenge.x[self.member],
-                targets=self.challenge.y[self.member],
+                x=self.held[0],
+                targets=self.held[1],
                 batches=[torch.arange(PAIRS)] * count,
             )
             model = self.knowledge.train.fit([job], Fit(final_lr=final, **plain))[0].parameters

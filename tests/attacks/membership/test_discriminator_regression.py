@@ -18,32 +18,22 @@ from fdaudit.attacks.membership.discriminator_regression import (
 )
 from torch.nn import functional as F
 
-from fdaudit import protocols
-from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View
 from fdaudit.evaluation.controls import controls
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common
-from fdaudit.federation.rehearsal import rehearse
-from fdaudit.metrics.ranking import auc
-from fdaudit.models import architecture
 from fdaudit.models.generative import build_discriminator
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
-from fdaudit.spec.schema import ModelSpec, load_spec
-from fdaudit.tasks import SINGLE_LABEL
+from fdaudit.spec.schema import load_spec
 from fdaudit.training.optimizers import annealed
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.training.trainer import Trainer
-from fdaudit.types import AttackTask, Challenge
 
 from ...helpers.doubles import SEED as RUN_SEED
 from ...helpers.doubles import spec
 from ...helpers.run_cases import known
 from .membership_cases import studied
-from .test_coin_regression import EXECUTION, SEED, stream
+from .rehearsed_cases import Paired, mlp, rehearsed, stream
 
-NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 8, 8), 4)
 PUBLIC = {"discriminator_width": 4, "adam_lr": 0.01, "rounds": 2, "steps_per_round": 6}
 PAIRS = 16
 VOTES = {"outputs": "votes", "weights": "uniform", "shares": "uniform"}
@@ -102,46 +92,28 @@ def test_a_shadow_learns_from_a_part_of_a_step_if_asked_to() -> None:
 # -- a federation -----------------------------------------------------------------------------------------------
 
 
-class Case:
+class Case(Paired):
     """FedIOD among two clients; the first holds one of each of 16 pairs, or none of them."""
 
     def __init__(self, place: Path, holds: bool = True, adversary: str = "server", **params: Any) -> None:
         draws = stream(9)
         x, y = torch.rand(2 * PAIRS, 1, 8, 8, generator=draws), torch.arange(PAIRS).repeat_interleave(2) % 4
-        coins = torch.randint(2, (PAIRS,), generator=draws).bool()
-        self.member = torch.stack([coins, ~coins], 1).flatten()
-        self.challenge = Challenge(target="client/0", x=x, y=y, pair=torch.arange(PAIRS).repeat_interleave(2))
+        super().__init__(x, y, torch.randint(2, (PAIRS,), generator=draws).bool())
         others = [(torch.rand(n, 1, 8, 8, generator=draws), torch.arange(n) % 4) for n in (PAIRS, PAIRS, 40)]
-        held = (x[self.member], y[self.member]) if holds else others[0]
-        fediod = protocols.REGISTRY.load("fediod")
-        self.view: View = rehearse(
-            place / "transcript",
-            protocol=fediod,
-            config=fediod.Config(**{
-                "rounds": 2, "steps_per_round": 120, "samples": 16, "local_epochs": 3, "batch_size": 8, "lr": 0.01,
-                "adam_lr": 0.01, "latent": 8, "generator_width": 4, "discriminator_width": 8, "student_steps": 1,
-                **params,
-            }),
-            common=Common(
-                networks=Networks(NETWORK), execution=EXECUTION, public=torch.zeros(0), task=SINGLE_LABEL
-            ),
-            data=[held, others[1]],
-            seed=SEED,
-            adversary=adversary,
-        )  # fmt: skip
-        self.knowledge = Knowledge(
-            architecture=NETWORK, auxiliary=others[2], train=Trainer(NETWORK, EXECUTION), classes=4
+        given = {
+            "rounds": 2, "steps_per_round": 120, "samples": 16, "local_epochs": 3, "batch_size": 8, "lr": 0.01,
+            "adam_lr": 0.01, "latent": 8, "generator_width": 4, "discriminator_width": 8, "student_steps": 1,
+        }  # fmt: skip
+        network, data = mlp(shape=(1, 8, 8)), [self.held if holds else others[0], others[1]]
+        self.view = rehearsed(
+            place / "transcript", "fediod", data, network=network, adversary=adversary, **given | params
         )
-        self.task = AttackTask(targets=("client/0",), challenges={"client/0": self.challenge})
+        self.knows(others[2], network=network)
 
     def told(self, view: View | None = None, **params: Any) -> tuple[float, str]:
-        attack = DiscriminatorRegression(
-            DiscriminatorRegressionConfig(**{"matched": 60, "discriminators": 60, "reads": 12, **params})
-        )
-        view = view or self.view
-        assert attack.applicable(view, self.knowledge, self.task)
-        (guess,) = attack.run(view, self.knowledge, self.task, stream(0))
-        return auc(guess.scores.double().numpy(), self.member.numpy()), guess.note
+        settings = {"matched": 60, "discriminators": 60, "reads": 12, **params}
+        guess = self.guess(DiscriminatorRegression(DiscriminatorRegressionConfig(**settings)), view)
+        return self.auc_of(guess), guess.note
 
 
 def without(view: View, *kinds: str) -> View:

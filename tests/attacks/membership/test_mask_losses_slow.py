@@ -5,10 +5,7 @@ Run with `-m slow -s` to see the figures. FDAUDIT_DATA must hold dsb2018_nuclei.
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
-import pytest
 import torch
 from fdaudit.attacks._target_model import log_likelihood, soft_dice
 from sklearn.metrics import roc_auc_score
@@ -21,11 +18,9 @@ from fdaudit.tasks import SEGMENTATION
 from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Fit, Job, Trainer, draw_batches, parameters_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.data,
-    pytest.mark.skipif("FDAUDIT_DATA" not in os.environ, reason="FDAUDIT_DATA is unset"),
-]
+from ...helpers.marks import SLOW_ON_DATA
+
+pytestmark = SLOW_ON_DATA
 
 SEEDS, STEPS = range(5), (200, 400)
 SITES = {"all": None, "fluorescence-256x256": 0, "fluorescence-520x696": 1, "histology-256x320": 2}

@@ -13,30 +13,16 @@ from fdaudit.attacks.gradient_inversion.second_order.tracing import Trace
 from fdaudit.attacks.membership import projection
 from fdaudit.attacks.membership._coins import against_its_pair
 from fdaudit.attacks.membership.projection import UpdateProjection, UpdateProjectionConfig, projected
-from fdaudit.defenses import REGISTRY as DEFENSES
 from sklearn.linear_model import BayesianRidge
 
-from fdaudit import protocols
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common
-from fdaudit.federation.rehearsal import rehearse
-from fdaudit.metrics import score_membership
-from fdaudit.models import architecture
-from fdaudit.rng import child_numpy
-from fdaudit.spec.schema import ModelSpec
-from fdaudit.tasks import SINGLE_LABEL
-from fdaudit.training.execution import Execution
-from fdaudit.types import AttackTask, Challenge
+from fdaudit.types import Challenge
 
-NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 6, 6), 4)
-EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
+from ...helpers.defence_cases import defence
+from .rehearsed_cases import NETWORK, Paired, mlp, rehearsed, stream
+
 KNOWLEDGE = Knowledge(architecture=NETWORK, classes=4)
-
-
-def stream(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 # -- the regression ---------------------------------------------------------------------------------------------
@@ -111,63 +97,50 @@ def test_a_candidate_is_held_against_the_other_of_its_pair() -> None:
 # -- the attack -------------------------------------------------------------------------------------------------
 
 
+class Case(Paired):
+    """24 pairs of noise images in any order, and who was trained on."""
+
+    knowledge = KNOWLEDGE
+
+    def __init__(self) -> None:
+        draws = stream(8)
+        x, y = torch.rand(48, 1, 6, 6, generator=draws), torch.randint(4, (48,), generator=draws)
+        super().__init__(x, y, torch.randint(2, (24,), generator=draws).bool())
+        order = torch.randperm(48, generator=draws)
+        pair = torch.arange(24).repeat_interleave(2)[order]
+        self.member = self.member[order]
+        self.challenge = Challenge(target="client/0", x=x[order], y=y[order], pair=pair)
+
+    def auc(self, view: View, **params: Any) -> tuple[float, float]:
+        """AUC and its p-value."""
+        return self.figure(self.guess(UpdateProjection(UpdateProjectionConfig(**params)), view))
+
+
 @pytest.fixture(scope="module")
-def case() -> tuple[Challenge, torch.Tensor]:
-    """24 pairs of noise images, and who was trained on."""
-    draws = stream(8)
-    x, y = torch.rand(48, 1, 6, 6, generator=draws), torch.randint(4, (48,), generator=draws)
-    coins = torch.randint(2, (24,), generator=draws).bool()
-    order = torch.randperm(48, generator=draws)
-    member = torch.stack([coins, ~coins], 1).flatten()[order]
-    pair = torch.arange(24).repeat_interleave(2)[order]
-    return Challenge(target="client/0", x=x[order], y=y[order], pair=pair), member
+def case() -> Case:
+    return Case()
 
 
-def seen(
-    place: Path,
-    held: tuple[torch.Tensor, torch.Tensor],
-    noise: float = 0,
-    adversary: str = "server",
-    **settings: Any,
-) -> View:
+def seen(place: Path, held: Any, noise: float = 0, adversary: str = "server", **settings: Any) -> View:
     """An adversary's view of FedAvg with a client that holds these records, and two others."""
-    fedavg = protocols.REGISTRY.load("fedavg")
     draws = stream(9)
 
     def other() -> tuple[torch.Tensor, torch.Tensor]:
         return torch.rand(20, 1, 6, 6, generator=draws), torch.randint(4, (20,), generator=draws)
 
-    config = fedavg.Config(**{"rounds": 20, "batch_size": 8, "lr": 0.1, "local_steps": 1, **settings})
-    gaussian = DEFENSES.load("gaussian-noise")
-    return rehearse(
-        place / "transcript",
-        protocol=fedavg,
-        config=config,
-        common=Common(
-            networks=Networks(NETWORK),
-            execution=EXECUTION,
-            public=torch.zeros(0, 1, 6, 6),
-            task=SINGLE_LABEL,
-        ),
-        data=[held, other(), other()],
-        seed=5,
-        adversary=adversary,
-        defenses={(config.upload, "client"): [gaussian(gaussian.Config(sigma=noise))]} if noise else {},
+    params = {"rounds": 20, "batch_size": 8, "lr": 0.1, "local_steps": 1, **settings}
+    kind = (settings.get("upload", "gradient"), "client")
+    defenses = {kind: [defence("gaussian-noise", sigma=noise)]} if noise else {}
+    data, public = [held, other(), other()], torch.zeros(0, 1, 6, 6)
+    return rehearsed(
+        place / "transcript", "fedavg", data, public, adversary=adversary, defenses=defenses, **params
     )
 
 
-def auc(view: View, asked: Challenge, member: torch.Tensor, **params: Any) -> tuple[float, float]:
-    """AUC and its p-value."""
-    attack = UpdateProjection(UpdateProjectionConfig(**params))
-    task = AttackTask(targets=("client/0",), challenges={"client/0": asked})
-    assert attack.applicable(view, KNOWLEDGE, task)
-    (guess,) = attack.run(view, KNOWLEDGE, task, stream(0))
-    figure = score_membership(
-        guess.scores, member, generator=child_numpy(0, "test"), pair=asked.pair
-    ).figures["auc"]
-    assert figure.value is not None
-    assert figure.p is not None
-    return figure.value, figure.p
+def others(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Records of nobody's."""
+    draws = stream(seed)
+    return torch.rand(24, 1, 6, 6, generator=draws), torch.randint(4, (24,), generator=draws)
 
 
 @pytest.mark.thorough
@@ -184,20 +157,14 @@ def auc(view: View, asked: Challenge, member: torch.Tensor, **params: Any) -> tu
     ids=["gradient", "update", "parameters", "local steps", "local epochs", "noise"],
 )
 def test_members_of_a_federation_are_told(
-    settings: dict[str, Any], least: float, case: tuple[Challenge, torch.Tensor], tmp_path: Path
+    settings: dict[str, Any], least: float, case: Case, tmp_path: Path
 ) -> None:
-    asked, member = case
-    found, _ = auc(seen(tmp_path, (asked.x[member], asked.y[member]), **settings), asked, member)
+    found, _ = case.auc(seen(tmp_path, case.held, **settings))
     assert found >= least
 
 
-def test_a_client_with_none_of_the_candidates_gives_nothing_away(
-    case: tuple[Challenge, torch.Tensor], tmp_path: Path
-) -> None:
-    asked, member = case
-    draws = stream(10)
-    others = torch.rand(24, 1, 6, 6, generator=draws), torch.randint(4, (24,), generator=draws)
-    _, p = auc(seen(tmp_path, others, upload="gradient"), asked, member)
+def test_a_client_with_none_of_the_candidates_gives_nothing_away(case: Case, tmp_path: Path) -> None:
+    _, p = case.auc(seen(tmp_path, others(10), upload="gradient"))
     assert p > 0.01
 
 
@@ -210,70 +177,55 @@ def test_a_client_with_none_of_the_candidates_gives_nothing_away(
     ids=["gradient", "local epochs"],
 )
 def test_another_client_tells_members_from_what_rounds_change_in_the_broadcast_model(
-    settings: dict[str, Any], least: float, case: tuple[Challenge, torch.Tensor], tmp_path: Path
+    settings: dict[str, Any], least: float, case: Case, tmp_path: Path
 ) -> None:
-    asked, member = case
-    view = seen(tmp_path, (asked.x[member], asked.y[member]), adversary="client/1", **settings)
+    view = seen(tmp_path, case.held, adversary="client/1", **settings)
     assert not view.select(sender="client/0")
-    assert auc(view, asked, member, rounds=20)[0] >= least
+    assert case.auc(view, rounds=20)[0] >= least
 
 
-def test_own_records_explain_what_is_not_of_candidates(
-    case: tuple[Challenge, torch.Tensor], tmp_path: Path
-) -> None:
+def test_own_records_explain_what_is_not_of_candidates(case: Case, tmp_path: Path) -> None:
     """A coalition that holds records like the victim's others tells its members better."""
-    asked, member = case
     draws = stream(12)
     x, y = torch.rand(160, 1, 6, 6, generator=draws), torch.randint(4, (160,), generator=draws)
-    held = torch.cat([asked.x[member], x]), torch.cat([asked.y[member], y])
+    held = torch.cat([case.held[0], x]), torch.cat([case.held[1], y])
     settings = {"local_epochs": 2, "local_steps": None, "rounds": 6}
     view = seen(tmp_path, held, upload="model_update", **settings)
     assert not view.own_data
-    without, _ = auc(view, asked, member)
-    with_own, _ = auc(replace(view, own_data={"client/1": (x, y)}), asked, member)
+    without, _ = case.auc(view)
+    with_own, _ = case.auc(replace(view, own_data={"client/1": (x, y)}))
     assert with_own > without + 0.05
 
 
 def test_broadcast_models_of_a_federation_without_the_candidates_give_nothing_away(
-    case: tuple[Challenge, torch.Tensor], tmp_path: Path
+    case: Case, tmp_path: Path
 ) -> None:
-    asked, member = case
-    draws = stream(11)
-    others = torch.rand(24, 1, 6, 6, generator=draws), torch.randint(4, (24,), generator=draws)
-    assert auc(seen(tmp_path, others, adversary="client/1", upload="gradient"), asked, member)[1] > 0.01
+    view = seen(tmp_path, others(11), adversary="client/1", upload="gradient")
+    assert case.auc(view)[1] > 0.01
 
 
-def test_a_model_that_no_round_changes_tells_nothing(
-    case: tuple[Challenge, torch.Tensor], tmp_path: Path
-) -> None:
-    asked, member = case
-    view = seen(
-        tmp_path, (asked.x[member], asked.y[member]), adversary="client/1", upload="gradient", lr=1e-30
-    )
-    assert auc(view, asked, member)[0] == 0.5
+def test_a_model_that_no_round_changes_tells_nothing(case: Case, tmp_path: Path) -> None:
+    view = seen(tmp_path, case.held, adversary="client/1", upload="gradient", lr=1e-30)
+    assert case.auc(view)[0] == 0.5
 
 
-def test_cosines_tell_less_but_something(case: tuple[Challenge, torch.Tensor], tmp_path: Path) -> None:
-    asked, member = case
-    view = seen(tmp_path, (asked.x[member], asked.y[member]), upload="gradient", batch_size=24)
-    assert 0.6 < auc(view, asked, member, score="cosine")[0] <= auc(view, asked, member)[0]
+def test_cosines_tell_less_but_something(case: Case, tmp_path: Path) -> None:
+    view = seen(tmp_path, case.held, upload="gradient", batch_size=24)
+    assert 0.6 < case.auc(view, score="cosine")[0] <= case.auc(view)[0]
 
 
 def test_a_part_of_a_large_network_is_enough(
-    case: tuple[Challenge, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, member = case
-    view = seen(tmp_path, (asked.x[member], asked.y[member]), upload="gradient")
+    view = seen(tmp_path, case.held, upload="gradient")
     monkeypatch.setattr("fdaudit.attacks.membership.projection._MOST_VALUES", 48 * 200)
-    assert auc(view, asked, member)[0] > 0.95
+    assert case.auc(view)[0] > 0.95
 
 
 def test_adversaries_with_equal_uploads_explain_them_once(
-    case: tuple[Challenge, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network is traced and tested once for all uploads; the scores are kept for who sees the same."""
-    asked, member = case
-    held = asked.x[member], asked.y[member]
     traces, explained = list[int](), list[int]()
     for made, owner, name in (
         (traces, Trace, "of"),
@@ -288,7 +240,7 @@ def test_adversaries_with_equal_uploads_explain_them_once(
         monkeypatch.setattr(owner, name, counted)
     settings = {"upload": "gradient", "rounds": 7, "lr": 0.05}
     values = [
-        auc(seen(tmp_path / str(n), held, adversary=name, **settings), asked, member)
+        case.auc(seen(tmp_path / str(n), case.held, adversary=name, **settings))
         for n, name in enumerate(("server", "eavesdropper"))
     ]
     assert values[0] == values[1]
@@ -296,17 +248,16 @@ def test_adversaries_with_equal_uploads_explain_them_once(
     assert len(traces) == 1
 
 
-def test_it_says_why_it_does_not_apply(case: tuple[Challenge, torch.Tensor], tmp_path: Path) -> None:
-    asked, member = case
-    view = seen(tmp_path, (asked.x[member], asked.y[member]), upload="gradient", rounds=1, adversary="world")
-    attack, task = UpdateProjection(UpdateProjectionConfig()), AttackTask(targets=("client/0",))
-    full = replace(task, challenges={"client/0": asked})
+def test_it_says_why_it_does_not_apply(case: Case, tmp_path: Path) -> None:
+    view = seen(tmp_path, case.held, upload="gradient", rounds=1, adversary="world")
+    attack, full = UpdateProjection(UpdateProjectionConfig()), case.task
+    task = replace(full, challenges={})
     assert "no challenge" in attack.applicable(view, KNOWLEDGE, task).reason
     assert "architecture" in attack.applicable(view, Knowledge(), full).reason
-    other = Knowledge(architecture=architecture(ModelSpec(name="mlp", params={"widths": [8]}), (1, 6, 6), 4))
-    server = seen(tmp_path / "server", (asked.x[member], asked.y[member]), upload="gradient", rounds=1)
+    other = Knowledge(architecture=mlp(8))
+    server = seen(tmp_path / "server", case.held, upload="gradient", rounds=1)
     assert "in a whole mlp (8,)" in attack.applicable(server, other, full).reason
-    nobody = replace(task, challenges={"client/7": replace(asked, target="client/7")})
+    nobody = replace(task, challenges={"client/7": replace(case.challenge, target="client/7")})
     assert "client/7" in attack.applicable(view, KNOWLEDGE, nobody).reason
 
 

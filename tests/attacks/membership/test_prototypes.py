@@ -10,29 +10,12 @@ from fdaudit.attacks.membership._rounds import tables_of_shadows, tables_sent, t
 from fdaudit.attacks.membership._study import Study
 from fdaudit.attacks.membership.prototypes import PrototypeRegression, PrototypeRegressionConfig, averages
 
-from fdaudit import protocols
-from fdaudit.adversary.knowledge import Knowledge
-from fdaudit.adversary.view import View
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common
-from fdaudit.federation.rehearsal import rehearse
 from fdaudit.goals.membership import Membership
-from fdaudit.metrics import score_membership
-from fdaudit.models import architecture
-from fdaudit.rng import child_numpy
-from fdaudit.spec.schema import ModelSpec
-from fdaudit.tasks import SINGLE_LABEL
-from fdaudit.training.execution import Execution
-from fdaudit.training.trainer import Trainer
-from fdaudit.types import AttackTask, Challenge
+from fdaudit.types import AttackTask
 
-NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 6, 6), 4)
-EXECUTION = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
+from .rehearsed_cases import Paired, common, rehearsed, stream
+
 PAIRS, ROUNDS = 8, 8
-
-
-def stream(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def noise(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,46 +23,22 @@ def noise(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(n, 1, 6, 6, generator=stream(seed)), torch.arange(n) % 4
 
 
-class Case:
+class Case(Paired):
     """A federation of three clients, the first of which holds one candidate of each pair, or none of them."""
 
     def __init__(self, place: Path, protocol: str, *, adversary: str = "server", holds: bool = True) -> None:
         x, y = torch.rand(2 * PAIRS, 1, 6, 6, generator=stream(1)), torch.arange(PAIRS) % 4
-        y = y.repeat_interleave(2)
         x[1::2] *= 0.3  # a pale one is learnt more slowly, so that each coin moves the mean of its class
-        first = torch.rand(PAIRS, generator=stream(2)) < 0.5
-        self.member = torch.stack([first, ~first], 1).flatten()
-        pair = torch.arange(PAIRS).repeat_interleave(2)
-        self.challenge = Challenge(target="client/0", x=x, y=y, pair=pair)
-        held = (x[self.member], y[self.member]) if holds else noise(PAIRS, 7)
-        kind = protocols.REGISTRY.load(protocol)
-        self.view: View = rehearse(
-            place / "transcript",
-            protocol=kind,
-            config=kind.Config(rounds=ROUNDS, local_epochs=3, batch_size=4, lr=0.2),
-            common=Common(networks=Networks(NETWORK), execution=EXECUTION, public=x[:0], task=SINGLE_LABEL),
-            data=[held, noise(8, 8), noise(8, 9)],
-            seed=5,
-            adversary=adversary,
-        )
-        self.knowledge = Knowledge(
-            architecture=NETWORK, auxiliary=noise(40, 10), train=Trainer(NETWORK, EXECUTION), classes=4
-        )
-        self.task = AttackTask(targets=("client/0",), challenges={"client/0": self.challenge})
+        super().__init__(x, y.repeat_interleave(2), torch.rand(PAIRS, generator=stream(2)) < 0.5)
+        data = [self.held if holds else noise(PAIRS, 7), noise(8, 8), noise(8, 9)]
+        params = {"rounds": ROUNDS, "local_epochs": 3, "batch_size": 4, "lr": 0.2}
+        self.view = rehearsed(place / "transcript", protocol, data, x[:0], adversary=adversary, **params)
+        self.knows(noise(40, 10))
 
     def auc(self, shadows: int = 100) -> tuple[float, float, Membership]:
         """AUC, its p-value, and the guess."""
-        attack = PrototypeRegression(PrototypeRegressionConfig(shadows=shadows))
-        assert attack.applicable(self.view, self.knowledge, self.task)
-        (guess,) = attack.run(self.view, self.knowledge, self.task, stream(0))
-        draws = child_numpy(0, "test")
-        figures = score_membership(
-            guess.scores, self.member, generator=draws, pair=self.challenge.pair
-        ).figures
-        auc = figures["auc"]
-        assert auc.value is not None
-        assert auc.p is not None
-        return auc.value, auc.p, guess
+        guess = self.guess(PrototypeRegression(PrototypeRegressionConfig(shadows=shadows)))
+        return *self.figure(guess), guess
 
 
 @pytest.mark.parametrize("protocol", ["fkd", "pls"])
@@ -111,16 +70,14 @@ def test_a_shadow_with_the_clients_own_records_weights_and_batches_sends_its_tab
 
     case = Case(tmp_path, protocol)
     sent = tables_sent(case.view, "client/0")
-    start = Common(
-        networks=Networks(NETWORK), execution=EXECUTION, public=case.challenge.x[:0], task=SINGLE_LABEL
-    ).networks.initial(["client/0"], 5)["client/0"]
+    start = common(case.challenge.x[:0]).networks.initial(["client/0"], 5)["client/0"]
     monkeypatch.setattr(_rounds, "parameters_of", lambda _: start)
     drawn = _rounds.child
     monkeypatch.setattr(
         _rounds, "child", lambda seed, *path: drawn(5, protocol, "batches", path[1], "client/0", "batches")
         if path[-1] == "batches" else drawn(seed, *path),
     )  # fmt: skip
-    x, y = case.challenge.x[case.member], case.challenge.y[case.member]
+    x, y = case.held
     study = Study(
         inside=torch.ones(1, len(y), dtype=torch.bool),
         others=torch.zeros(1, 0, dtype=torch.bool),

@@ -17,36 +17,22 @@ from fdaudit.attacks.membership._ridge import regressed_rehearsed
 from fdaudit.attacks.membership._study import Study, before_answers, drawn_of_stranger, trained
 from fdaudit.attacks.membership.rehearsed_regression import RehearsedRegression, RehearsedRegressionConfig
 
-from fdaudit import attacks, protocols
+from fdaudit import attacks
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.view import View, view_of
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common
-from fdaudit.federation.rehearsal import rehearse
 from fdaudit.goals.membership import Membership
-from fdaudit.metrics.ranking import auc
-from fdaudit.models import architecture
-from fdaudit.spec.schema import ModelSpec
-from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.training.trainer import Trainer
-from fdaudit.types import AttackTask
 
 from .membership_cases import studied
-from .test_coin_regression import EXECUTION, NETWORK, SEED, Case, stream
-
-TASK = ("client/0",)
-
-
-def task_of(case: Case) -> AttackTask:
-    return AttackTask(targets=TASK, challenges={"client/0": case.challenge})
+from .rehearsed_cases import EXECUTION, mlp, rehearsed, stream
+from .test_coin_regression import Case
 
 
 def told(case: Case, **params: Any) -> tuple[float, Membership]:
     """The attack's AUC and its guess."""
     attack = RehearsedRegression(RehearsedRegressionConfig(**{"shadows": 60, **params}))
-    assert attack.applicable(case.view, case.knowledge, task_of(case))
-    (guess,) = attack.run(case.view, case.knowledge, task_of(case), stream(0))
-    return auc(guess.scores.double().numpy(), case.member.numpy()), guess
+    guess = case.guess(attack)
+    return case.auc_of(guess), guess
 
 
 # -- the regression ---------------------------------------------------------------------------------------------
@@ -190,7 +176,7 @@ def test_the_server_reads_members_off_the_average_of_all_clients(tmp_path: Path)
 @pytest.mark.parametrize("params", [{"ensemble": "votes"}, {"weights": "uniform", "gamma": None}])
 def test_averages_of_other_forms_are_read_too(tmp_path: Path, params: dict[str, Any]) -> None:
     case = Case(tmp_path, True, "server", **params)
-    (ensemble,) = ensembles_of(case.view, case.knowledge, task_of(case), 4, 1000)
+    (ensemble,) = ensembles_of(case.view, case.knowledge, case.task, 4, 1000)
     assert ensemble.noise == 0
     assert ensemble.form == ("hard_labels" if "ensemble" in params else "logits")
     assert told(case)[1].note == "from the first average"
@@ -198,7 +184,7 @@ def test_averages_of_other_forms_are_read_too(tmp_path: Path, params: dict[str, 
 
 def test_what_a_coalition_put_into_an_average_is_taken_off(tmp_path: Path) -> None:
     case = Case(tmp_path, True, "server+client/1", gamma=None, levels=None)
-    (ensemble,) = ensembles_of(case.view, case.knowledge, task_of(case), 4, 1000)
+    (ensemble,) = ensembles_of(case.view, case.knowledge, case.task, 4, 1000)
     assert list(ensemble.weights) == ["client/0"]
     (mine,) = case.view.select(kind="logits", sender="client/1")
     (whole,) = case.view.select(kind="ensemble_labels")
@@ -210,22 +196,14 @@ def test_what_a_coalition_put_into_an_average_is_taken_off(tmp_path: Path) -> No
 
 def test_all_rounds_of_an_average_count(tmp_path: Path) -> None:
     """Clients learn from every ensemble, so the answers behind the next one follow from what the view holds."""
-    fedmd, draws = protocols.REGISTRY.load("fedmd"), stream(3)
     case = Case(tmp_path / "a", True)
-    public = case.knowledge.public
-    others = torch.rand(20, 1, 6, 6, generator=draws), torch.arange(20) % 4
-    view: View = rehearse(
-        tmp_path / "transcript",
-        protocol=fedmd,
-        config=fedmd.Config(rounds=3, warm_up_steps=10, local_steps=3, batch_size=20, lr=0.2),
-        common=Common(networks=Networks(NETWORK), execution=EXECUTION, public=public, task=SINGLE_LABEL),
-        data=[case.held, others],  # type: ignore[list-item]
-        seed=SEED,
-        adversary="client/1",
-    )
+    others = torch.rand(20, 1, 6, 6, generator=stream(3)), torch.arange(20) % 4
+    params = {"rounds": 3, "warm_up_steps": 10, "local_steps": 3, "batch_size": 20, "lr": 0.2}
+    data, public = [case.records, others], case.knowledge.public
+    view = rehearsed(tmp_path / "transcript", "fedmd", data, public, adversary="client/1", **params)
     case.view = view
-    assert [one.round for one in ensembles_of(view, case.knowledge, task_of(case), 9, 1000)] == [0, 1, 2]
-    assert len(ensembles_of(view, case.knowledge, task_of(case), 2, 7)[1].x) == 7
+    assert [one.round for one in ensembles_of(view, case.knowledge, case.task, 9, 1000)] == [0, 1, 2]
+    assert len(ensembles_of(view, case.knowledge, case.task, 2, 7)[1].x) == 7
     guess = told(case, rounds=3)[1]
     assert "average" in guess.note
 
@@ -265,7 +243,7 @@ class Mixed:
 
     def __init__(self, place: Path, **params: Any) -> None:
         draws = stream(12)
-        network = architecture(ModelSpec(name="mlp", params={"widths": [16]}), (1, 8, 8), 4)
+        network = mlp(shape=(1, 8, 8))
 
         def records(n: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
             return torch.rand(n, 1, 8, 8, generator=draws), torch.arange(n) % classes
@@ -273,24 +251,12 @@ class Mixed:
         self.knowledge = Knowledge(
             architecture=network, auxiliary=records(40, 4), train=Trainer(network, EXECUTION), classes=4
         )
-        fediod = protocols.REGISTRY.load("fediod")
-        self.config = fediod.Config(
-            rounds=2, steps_per_round=3, samples=8, local_epochs=5, batch_size=8, lr=0.2, latent=4,
-            generator_width=2, discriminator_width=2, **params,
-        )  # fmt: skip
         self.folder = place / "transcript"
-        common = Common(
-            networks=Networks(network), execution=EXECUTION, public=torch.zeros(0), task=SINGLE_LABEL
-        )
-        self.view = rehearse(
-            self.folder,
-            protocol=fediod,
-            config=self.config,
-            common=common,
-            data=[records(10, 2), records(20, 4), records(20, 4)],
-            seed=SEED,
-            adversary="client/0",
-        )
+        self.view = rehearsed(
+            self.folder, "fediod", [records(10, 2), records(20, 4), records(20, 4)], network=network,
+            adversary="client/0", rounds=2, steps_per_round=3, samples=8, local_epochs=5, batch_size=8, lr=0.2,
+            latent=4, generator_width=2, discriminator_width=2, **params,
+        )  # fmt: skip
 
     def whole(self) -> View:
         return view_of(
@@ -345,19 +311,14 @@ def test_a_mixture_is_the_sum_of_its_parts_and_a_rest(tmp_path: Path) -> None:
 
 
 def test_members_are_read_off_a_model_that_was_distilled_from_all(tmp_path: Path) -> None:
-    fedkd = protocols.REGISTRY.load("fedkd")
     case = Case(tmp_path / "case", True, "world", gamma=None, distill_steps=60, distill_lr=0.01)
-    config = fedkd.Config(**case.view.hyperparameters)
-    common = Common(
-        networks=Networks(NETWORK), execution=EXECUTION, public=case.knowledge.public, task=SINGLE_LABEL
-    )
     asked: list[int] = []
 
     def again(data: list[Any], seed: int, models: dict[str, Any] | None = None) -> View:
         asked.append(len(data))
-        return rehearse(
-            tmp_path / f"rehearsal-{seed}",
-            protocol=fedkd, config=config, common=common, data=data, seed=seed, adversary="world", models=models,
+        return rehearsed(
+            tmp_path / f"rehearsal-{seed}", "fedkd", data, case.knowledge.public, seed=seed, adversary="world",
+            models=models, **case.view.hyperparameters,
         )  # fmt: skip
 
     case.knowledge = replace(case.knowledge, rehearse=again)
@@ -368,4 +329,4 @@ def test_members_are_read_off_a_model_that_was_distilled_from_all(tmp_path: Path
     assert guess.rehearsed is not None
     blind = replace(case.knowledge, rehearse=None)
     attack = RehearsedRegression(RehearsedRegressionConfig(shadows=8))
-    assert "rehearsed" in attack.applicable(case.view, blind, task_of(case)).reason
+    assert "rehearsed" in attack.applicable(case.view, blind, case.task).reason

@@ -12,16 +12,10 @@ from fdaudit.attacks._uploads import updates_without_broadcast
 from fdaudit.attacks.membership._study import initial_weights
 from fdaudit.attacks.membership.coin_regression import CoinRegression, CoinRegressionConfig
 
-from fdaudit import protocols
 from fdaudit.adversary.view import View, view_of
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common
-from fdaudit.federation.rehearsal import rehearse
-from fdaudit.metrics.ranking import auc
-from fdaudit.tasks import SINGLE_LABEL
-from fdaudit.types import AttackTask
 
-from .test_coin_regression import EXECUTION, NETWORK, SEED, Case, stream
+from .rehearsed_cases import SEED, common, rehearsed, stream
+from .test_coin_regression import Case
 
 SECURE = {"aggregation": "secure", "weighting": "uniform", "upload": "model_update"}
 
@@ -32,28 +26,14 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def federated(place: Path, name: str, case: Case, adversary: str, **params: Any) -> View:
-    protocol, draws = protocols.REGISTRY.load(name), stream(3)
-    others = torch.rand(20, 1, 6, 6, generator=draws), torch.arange(20) % 4
-    case.knowledge = replace(case.knowledge, initial=Networks(NETWORK).initial_seed(SEED))
-    return rehearse(
-        place / name,
-        protocol=protocol,
-        config=protocol.Config(**{"rounds": 3, "local_epochs": 10, "batch_size": 8, "lr": 0.3, **params}),
-        common=Common(
-            networks=Networks(NETWORK), execution=EXECUTION, public=torch.zeros(0), task=SINGLE_LABEL
-        ),
-        data=[case.held, others],  # type: ignore[list-item]
-        seed=SEED,
-        adversary=adversary,
-    )
+    others = torch.rand(20, 1, 6, 6, generator=stream(3)), torch.arange(20) % 4
+    case.knowledge = replace(case.knowledge, initial=common(torch.zeros(0)).networks.initial_seed(SEED))
+    params = {"rounds": 3, "local_epochs": 10, "batch_size": 8, "lr": 0.3, **params}
+    return rehearsed(place / name, name, [case.records, others], adversary=adversary, **params)
 
 
 def told(case: Case, view: View, shadows: int = 100) -> float:
-    attack = CoinRegression(CoinRegressionConfig(shadows=shadows))
-    task = AttackTask(targets=("client/0",), challenges={"client/0": case.challenge})
-    assert attack.applicable(view, case.knowledge, task)
-    (guess,) = attack.run(view, case.knowledge, task, stream(0))
-    return auc(guess.scores.double().numpy(), case.member.numpy())
+    return case.auc_of(case.guess(CoinRegression(CoinRegressionConfig(shadows=shadows)), view))
 
 
 def test_the_models_behind_updates_follow_from_the_sums(tmp_path: Path, case: Case) -> None:

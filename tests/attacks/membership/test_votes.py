@@ -9,18 +9,14 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.attacks.membership._averages import Ensemble, averages, ensembles_of, with_selectors
-from fdaudit.defenses import REGISTRY as DEFENSES
 
-from fdaudit import protocols
 from fdaudit.adversary.view import View
-from fdaudit.federation.networks import Networks
-from fdaudit.federation.protocol import Common
-from fdaudit.federation.rehearsal import rehearse
-from fdaudit.tasks import SINGLE_LABEL
 from fdaudit.types import AttackTask
 
-from .test_coin_regression import EXECUTION, NETWORK, SEED, Case, stream
-from .test_rehearsed_regression import Mixed, task_of, told
+from ...helpers.defence_cases import defence
+from .rehearsed_cases import rehearsed, stream
+from .test_coin_regression import Case
+from .test_rehearsed_regression import Mixed, told
 
 VOTES = {"outputs": "votes", "weights": "uniform", "shares": "uniform"}
 NOBODY = AttackTask(targets=("client/1",))
@@ -66,26 +62,24 @@ def test_a_coalition_takes_its_own_votes_off(tmp_path: Path) -> None:
 
 
 def selective(place: Path, case: Case, adversary: str, noise: float = 0.0, **params: Any) -> View:
-    protocol, draws = protocols.REGISTRY.load("selective-fd"), stream(3)
-    gaussian = DEFENSES.load("gaussian-noise")
-    defenses = {("vote_counts", "server"): [gaussian(gaussian.Config(sigma=noise))]} if noise else {}
-    others = torch.rand(20, 1, 6, 6, generator=draws), torch.arange(20) % 4
-    return rehearse(
+    defenses = {("vote_counts", "server"): [defence("gaussian-noise", sigma=noise)]} if noise else {}
+    others = torch.rand(20, 1, 6, 6, generator=stream(3)), torch.arange(20) % 4
+    given = {
+        "rounds": 2,
+        "ensemble": "votes",
+        "warm_up_steps": 30,
+        "local_steps": 3,
+        "batch_size": 8,
+        "lr": 0.2,
+    }
+    return rehearsed(
         place / "votes",
-        protocol=protocol,
-        config=protocol.Config(
-            rounds=2, ensemble="votes", warm_up_steps=30, local_steps=3, batch_size=8, lr=0.2, **params
-        ),
-        common=Common(
-            networks=Networks(NETWORK),
-            execution=EXECUTION,
-            public=case.knowledge.public,
-            task=SINGLE_LABEL,
-        ),
-        data=[case.held, others, others],  # type: ignore[list-item]
-        seed=SEED,
+        "selective-fd",
+        [case.records, others, others],
+        case.knowledge.public,
         adversary=adversary,
         defenses=defenses,
+        **given | params,
     )
 
 
@@ -96,7 +90,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 def test_counts_tell_how_many_clients_chose_a_sample(tmp_path: Path, case: Case) -> None:
     case.view = selective(tmp_path, case, "client/1", selector="confidence", tau_client=0.6)
-    one = ensembles_of(case.view, case.knowledge, task_of(case), 1, 1000)[0]
+    one = ensembles_of(case.view, case.knowledge, case.task, 1, 1000)[0]
     assert one.voters is not None
     assert int((one.voters < 3).sum()) > 0
     assert set(one.weights) == {"client/0", "client/2"}
@@ -127,29 +121,19 @@ def test_only_sets_of_the_counted_size_are_compared() -> None:
 
 def test_noise_on_counts_is_noise_on_shares(tmp_path: Path, case: Case) -> None:
     view = selective(tmp_path, case, "client/1", noise=2.0, selector="none")
-    one = ensembles_of(view, case.knowledge, task_of(case), 1, 1000)[0]
+    one = ensembles_of(view, case.knowledge, case.task, 1, 1000)[0]
     assert one.noise == pytest.approx(4 / 9)
     assert one.voters is None
     assert not one.selects
 
 
 def test_an_average_of_no_sample_is_passed_over(tmp_path: Path, case: Case) -> None:
-    protocol = protocols.REGISTRY.load("selective-fd")
-    view = rehearse(
-        tmp_path / "none",
-        protocol=protocol,
-        config=protocol.Config(
-            rounds=4, labels="soft", warm_up_steps=0, local_steps=60, batch_size=8, lr=0.5,
-            selector="none", tau_server=1.0,
-        ),
-        common=Common(
-            networks=Networks(NETWORK), execution=EXECUTION, public=case.knowledge.public, task=SINGLE_LABEL
-        ),
-        data=[case.held] * 2,  # type: ignore[list-item]
-        seed=SEED,
-        adversary="client/1",
+    view = rehearsed(
+        tmp_path / "none", "selective-fd", [case.records] * 2, case.knowledge.public, adversary="client/1",
+        rounds=4, labels="soft", warm_up_steps=0, local_steps=60, batch_size=8, lr=0.5, selector="none",
+        tau_server=1.0,
     )  # fmt: skip
     sizes = [len(view.tensors(m)["values"]) for m in view.select(kind="ensemble_labels")]
     assert sizes[0] == 0 < max(sizes)
     first = next(k for k, size in enumerate(sizes) if size)
-    assert ensembles_of(view, case.knowledge, task_of(case), 1, 1000)[0].round == first
+    assert ensembles_of(view, case.knowledge, case.task, 1, 1000)[0].round == first

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,47 +14,33 @@ from fdaudit.adversary.oracle import Oracle, answer, serve
 from fdaudit.adversary.view import View
 from fdaudit.models import Architecture, architecture
 from fdaudit.spec.schema import ModelSpec
-from fdaudit.training.execution import Execution
+from fdaudit.testing.federation import execution
 from fdaudit.training.trainer import Fit, Job, Parameters, Trainer, draw_batches, parameters_of
-from fdaudit.transcript.messages import Message
-from fdaudit.types import AttackTask, TensorInfo
+from fdaudit.types import AttackTask
 
-LOOP = Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
+from ..gradient_inversion.gradient_inversion_cases import view_of_messages
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _View(View):
-    """A view whose payloads lie in memory."""
-
-    payloads: Mapping[int, dict[str, Tensor]] = field(default_factory=dict)
-
-    def tensors(self, message: Message) -> dict[str, Tensor]:
-        return self.payloads[message.seq]
+SHAPE = (1, 8, 8)
+NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [8]}), SHAPE, 3)
+LOOP = execution()
 
 
-def view(*sent: tuple[str, tuple[str, ...], str, dict[str, Tensor]], keep: bool = True) -> _View:
-    messages = tuple(
-        Message(
-            seq=n,
-            round=n,
-            step=0,
-            sender=sender,
-            receivers=receivers,
-            kind=kind,
-            tensors={name: TensorInfo("F32", tuple(t.shape)) for name, t in tensors.items()},
-            payload={"file": "in memory"} if keep else None,
-        )
-        for n, (sender, receivers, kind, tensors) in enumerate(sent)
-    )
-    return _View(
-        name="server",
-        members=("server",),
-        parties=("server", "client/0", "client/1"),
-        hyperparameters={},
-        messages=messages,
-        directory=Path(os.devnull),
-        payloads={n: tensors for n, (*_, tensors) in enumerate(sent)},
-    )
+def view(*sent: tuple[str, tuple[str, ...], str, dict[str, Tensor]], keep: bool = True) -> View:
+    """The server's view of messages, one a round: sender, receivers, kind, tensors."""
+    seen = view_of_messages(sent, keep=keep)
+    messages = tuple(replace(m, round=m.seq) for m in seen.messages)
+    return replace(seen, messages=messages, parties=("server", "client/0", "client/1"))
+
+
+def known(**more: object) -> Knowledge:
+    """What an adversary knows of a network of three classes."""
+    x, y = torch.rand(12, *SHAPE, generator=g(5)), torch.arange(12) % 3
+    given: dict[str, object] = {"architecture": NETWORK, "auxiliary": (x, y), "classes": 3}
+    return Knowledge(**{**given, "train": Trainer(NETWORK, LOOP), **more})
+
+
+def weights(seed: int = 0) -> Parameters:
+    return parameters_of(NETWORK.build(g(seed)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,21 +12,17 @@ from fdaudit.attacks.model_inversion.plg_mi import _PseudoLabelSearch as Pseudol
 from fdaudit.attacks.model_inversion.priors import augmented
 from torch import Tensor, nn
 
-from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import Oracle, answer, serve
 from fdaudit.data.named import read_digits
 from fdaudit.errors import SpecError
-from fdaudit.models import architecture
 from fdaudit.models.generative import build_projection_discriminator
 from fdaudit.spec.schema import ModelSpec
-from fdaudit.training.trainer import Trainer, parameters_of
+from fdaudit.training.trainer import parameters_of
 from fdaudit.types import AttackTask
 
-from .inversion_cases import LOOP, Withheld, g, view
+from .inversion_cases import SHAPE, Withheld, g, known, view, weights
 
-SHAPE = (1, 8, 8)
 CPU = torch.device("cpu")
-NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [8]}), SHAPE, 3)
 PLG = PLGMI(
     PLGMIConfig(
         composites=20, top=4, gan_steps=2, latent=4, width=4, batch=4, restarts=2, iterations=2, copies=1
@@ -37,22 +33,6 @@ BREP = BREPMI(
         gan_steps=1, latent=4, width=4, batch=4, queries=200, least_queries=60, points=4, largest=1e6
     )
 )
-
-
-def known(**more: object) -> Knowledge:
-    x, y = torch.rand(12, *SHAPE, generator=g(5)), torch.arange(12) % 3
-    made = {
-        "architecture": NETWORK,
-        "auxiliary": (x, y),
-        "train": Trainer(NETWORK, LOOP),
-        "classes": 3,
-        **more,
-    }
-    return Knowledge(**made)
-
-
-def weights(seed: int = 0) -> dict[str, Tensor]:
-    return parameters_of(NETWORK.build(g(seed)))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
 from fdaudit.attacks.model_inversion.gmi import GMI, GMIConfig
 from fdaudit.attacks.model_inversion.ideal import IdealConfig, IdealSoft
 from fdaudit.attacks.model_inversion.plg_mi import PLGMI, PLGMIConfig
@@ -13,13 +12,10 @@ from fdaudit.attacks.model_inversion.plg_mi import PLGMI, PLGMIConfig
 from fdaudit.data.named import read_torchvision
 from fdaudit.spec.schema import ModelSpec
 
+from ...helpers.marks import SLOW_ON_DATA
 from .inversion_cases import Withheld
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.data,
-    pytest.mark.skipif("FDAUDIT_DATA" not in os.environ, reason="FDAUDIT_DATA is unset"),
-]
+pytestmark = SLOW_ON_DATA
 
 
 def test_plg_mi_shows_more_withheld_classes_than_attacks_without_pseudo_labels() -> None:

@@ -16,16 +16,10 @@ from torch import Tensor
 
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import Oracle, answer, serve
-from fdaudit.models import architecture
-from fdaudit.spec.schema import ModelSpec
-from fdaudit.training.execution import Execution
-from fdaudit.training.trainer import Trainer, parameters_of
 from fdaudit.types import AttackTask
 
-from .inversion_cases import view
+from .inversion_cases import SHAPE, g, known, view, weights
 
-SHAPE = (1, 8, 8)
-NETWORK = architecture(ModelSpec(name="mlp", params={"widths": [8]}), SHAPE, 3)
 CPU = torch.device("cpu")
 SMALL = SurrogateConfig(rounds=3, generator_steps=1, surrogate_steps=2, width=8, batch=8)
 QUICK = InversionConfig(restarts=1, iterations=3, copies=1)
@@ -37,28 +31,6 @@ ATTACKS = {
         InversionNetworkConfig(queries=100, least_queries=20, steps=3, width=8)
     ),
 }
-
-
-def g(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def known(**more: object) -> Knowledge:
-    x, y = torch.rand(12, *SHAPE, generator=g(5)), torch.arange(12) % 3
-    made = {
-        "architecture": NETWORK,
-        "auxiliary": (x, y),
-        "train": Trainer(
-            NETWORK, Execution(device="cpu", threads=1, strategy="loop", memory_format="contiguous")
-        ),
-        "classes": 3,
-        **more,
-    }
-    return Knowledge(**made)
-
-
-def weights(seed: int = 0) -> dict[str, Tensor]:
-    return parameters_of(NETWORK.build(g(seed)))
 
 
 # -- budgets --------------------------------------------------------------------------------------------------------
@@ -263,7 +235,6 @@ def test_who_has_the_same_model_in_view_finds_the_same_and_pays_once(monkeypatch
     from fdaudit.attacks._target_model import BlackBox
     from fdaudit.attacks.model_inversion.victims import Askable
 
-    from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.config import Config
     from fdaudit.storage import cache
 

@@ -15,12 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-SHAPE = (1, 8, 8)
+from .inversion_cases import SHAPE, g
+
 CPU = torch.device("cpu")
-
-
-def g(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_centres_are_class_means_the_mean_of_all_or_black() -> None:

@@ -8,21 +8,18 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from fdaudit.defenses import REGISTRY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from fdaudit.config import validate
-from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.errors import ProtocolError
 from fdaudit.events import Composed, Gaussian, NoGuarantee, PureDP
 from fdaudit.rng import SecretStream
-from fdaudit.transcript.transcript import Transcript
-from fdaudit.transcript.wire import Wire
 
+from ...helpers.defence_cases import SECRET, defence, on_wire
+from ...helpers.defence_cases import released as release
 from .pate_exact import gaussian, laplace, law
 
-SECRET = b"a secret of sixteen bytes or more"
 PARAMS = {
     "lnmax": {"gamma": 0.5},
     "gnmax": {"sigma": 2.0},
@@ -37,17 +34,12 @@ FOR_CLIENTS = {"unit": "client", "relation": "replace-one", "covers": ("each-cli
 by_name = pytest.mark.parametrize("name", list(PARAMS))
 
 
-def defence(name, **params):
-    cls = REGISTRY.load(name)
-    return cls(validate(cls.Config, params))
+def released(made, tensors, path="m"):
+    return release(made, tensors, "vote_counts", path)
 
 
 def votes(rows, dtype=torch.int64):
     return {"index": torch.arange(100, 100 + len(rows)), "counts": torch.tensor(rows, dtype=dtype)}
-
-
-def released(made, tensors, path="m"):
-    return made.release("vote_counts", tensors, SecretStream(SECRET, path))
 
 
 # -- what comes out -----------------------------------------------------------------------------------------------
@@ -221,40 +213,14 @@ def test_another_message_is_refused(name):
             made.release(kind, sent, noise)
 
 
-@pytest.mark.parametrize(
-    ("name", "params"),
-    [
-        ("lnmax", {}),
-        ("lnmax", {"gamma": 0}),
-        ("gnmax", {"sigma": -1.0}),
-        ("gnmax", {"sigma": 1.0, "cap": 3}),
-        ("confident-gnmax", {"sigma": 1.0, "sigma_threshold": 1.0}),
-        ("confident-gnmax", {"threshold": 1.0, "sigma": 1.0, "sigma_threshold": 0.0}),
-        ("confident-gnmax", {"threshold": 1.0, "sigma": 1.0, "sigma_threshold": 1.0, "cap": 0}),
-    ],
-)
-def test_impossible_settings_are_refused(name, params):
-    cls = REGISTRY.load(name)
-    with pytest.raises(SpecError, match=r"^defenses\.0\.params"):
-        validate(cls.Config, params, "defenses.0.params")
-
-
 # -- on the wire --------------------------------------------------------------------------------------------------
 
 
 @by_name
 def test_on_the_wire_votes_become_labels_and_the_record_says_how(name, tmp_path):
     made = defence(name, **SILENT[name], public_index=True)
-    with Transcript(tmp_path, secret=SECRET) as transcript:
-        wire = Wire(
-            transcript,
-            parties=("aggregator", "server"),
-            kinds=("vote_counts",),
-            device=torch.device("cpu"),
-            secret=SECRET,
-            defenses={("vote_counts", "aggregator"): [made]},
-        )
-        got = wire.send("aggregator", ["server"], "vote_counts", votes([[9, 1], [0, 8]]), inputs=())
+    way = ("aggregator", "server")
+    (got,) = on_wire(tmp_path, [made], votes([[9, 1], [0, 8]]), "vote_counts", way)
     lines = (tmp_path / "messages.jsonl").read_text()
     assert '"kind":"hard_labels"' in lines
     assert "vote_counts" not in lines, "the counts themselves are on no record"

@@ -6,7 +6,6 @@ Run with `-m slow -s` to see the figures. `examples/sweep-dafkd.yaml` has the ro
 from __future__ import annotations
 
 import csv
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,9 @@ import yaml
 
 import fdaudit
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.data,
-    pytest.mark.skipif("FDAUDIT_DATA" not in os.environ, reason="FDAUDIT_DATA is unset"),
-]
+from ...helpers.marks import SLOW_ON_DATA
+
+pytestmark = SLOW_ON_DATA
 EXAMPLE = Path(__file__).parents[3] / "examples" / "paper" / "dafkd-mnist-small.yaml"
 FEDAVG = ("rounds", "local_steps", "batch_size", "lr", "weighting")
 """What FedAvg takes over: the same local training and the same average, for the same rounds."""

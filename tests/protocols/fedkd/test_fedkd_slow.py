@@ -6,7 +6,6 @@ Run with `-m slow -s` to see the figures. FDAUDIT_DATA must hold MNIST.
 from __future__ import annotations
 
 import csv
-import os
 import statistics
 import time
 from functools import cache
@@ -19,11 +18,9 @@ import pytest
 import fdaudit
 from fdaudit.transcript.transcript import read_messages
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.data,
-    pytest.mark.skipif(not os.environ.get("FDAUDIT_DATA"), reason="FDAUDIT_DATA is not set"),
-]
+from ...helpers.marks import SLOW_ON_DATA
+
+pytestmark = SLOW_ON_DATA
 
 SEEDS = (1, 2, 3)
 BARE = {"levels": None, "gamma": None}

@@ -5,7 +5,6 @@ Ten clients of 1,000 records a class, 6,000 proxy samples. Run with `-m slow -s`
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -20,13 +19,10 @@ from fdaudit.federation.networks import Networks, Trainers
 from fdaudit.rng import child
 from fdaudit.training.trainer import Fit, Job, draw_batches
 
+from ...helpers.marks import SLOW_ON_DATA
 from .selective_fd_cases import accuracy_after, divided, execution, network
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.data,
-    pytest.mark.skipif("FDAUDIT_DATA" not in os.environ, reason="FDAUDIT_DATA is unset"),
-]
+pytestmark = SLOW_ON_DATA
 
 SEEDS = (1, 2, 3)
 FIRST = {"order": "local-first", "warm_up_steps": 0, "rounds": 120, "bandwidth": 1.5}
