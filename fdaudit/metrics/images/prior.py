@@ -226,7 +226,7 @@ class ClassPriors:
         pools = [self.of(label) for label in labels.tolist()]
         guesses = torch.empty(len(labels), *self.images.shape[1:], dtype=torch.float64)
         for pool in dict.fromkeys(pools):
-            rows = np.flatnonzero([p is pool for p in pools])
+            rows = np.flatnonzero([p == pool for p in pools])
             guesses[torch.from_numpy(rows)] = pool.guess(strategy, len(rows), labels[rows], generator)
         return guesses
 
