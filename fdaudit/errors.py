@@ -25,6 +25,7 @@ __all__ = [
     "TrainingDivergedError",
     "UsageError",
     "nearest",
+    "one_line",
     "plugin_line",
     "reason_of",
 ]
@@ -168,6 +169,12 @@ def plugin_line(error: BaseException) -> str:
 @cache
 def _libraries() -> tuple[str, ...]:
     return tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def one_line(error: BaseException) -> str:
+    """Return the type of an error and the first line of its words, without the full stop."""
+    words = str(error).partition("\n")[0].rstrip(". ")
+    return f"{type(error).__name__}: {words}"
 
 
 def reason_of(error: Exception) -> str:

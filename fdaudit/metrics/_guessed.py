@@ -7,7 +7,8 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -17,9 +18,18 @@ from numpy.typing import ArrayLike
 from fdaudit.errors import UsageError
 from fdaudit.events import Relation
 from fdaudit.metrics._arrays import Flags, Floats, Integers, flags, vector
-from fdaudit.metrics.ranking import checked_pairs
+from fdaudit.metrics.ranking import checked_pairs, halves
 
-__all__ = ["CoinGuesses", "GuessNumber", "OneRunDesign", "counted", "evenly", "fixed", "known", "tried"]
+__all__ = [
+    "CoinGuesses",
+    "GuessNumber",
+    "OneRunDesign",
+    "counted",
+    "evenly",
+    "finite_claim",
+    "known",
+    "tried",
+]
 
 OneRunDesign = Literal["coin-flips", "matched-pairs"]
 """The design by which membership in one run was decided."""
@@ -69,6 +79,16 @@ def counted(correct: int, guesses: int, canaries: int) -> None:
         )
 
 
+def finite_claim(value: float, field: str) -> None:
+    """Refuse a claimed ε or μ that is negative or infinite.
+
+    Raises:
+        UsageError: it is.
+    """
+    if not 0 <= value < math.inf:
+        raise UsageError(field, value, "is no finite claim", "Give a number of at least 0.")
+
+
 def known(value: str, choices: Sequence[str], field: str) -> None:
     """Refuse a value that is not among the choices.
 
@@ -85,7 +105,8 @@ def tried(
     design: OneRunDesign,
     relation: Relation,
     pair: ArrayLike | None,
-    asked: Callable[[int], Sequence[GuessNumber]],
+    guesses: int | None,
+    family: Callable[[OneRunDesign, int], Sequence[GuessNumber]],
 ) -> CoinGuesses:
     """Return the guesses that follow from scores.
 
@@ -95,7 +116,8 @@ def tried(
         design: the design by which membership was decided.
         relation: relation of the bound.
         pair: (n,) number of each candidate's pair; for `matched-pairs` only.
-        asked: maps a number of coins to the tried numbers of guesses.
+        guesses: a number of guesses that was fixed in advance, or None.
+        family: maps a design and a number of coins to the tried numbers of guesses, if none was fixed.
 
     Raises:
         UsageError: shapes do not match, a number is out of range, or the design does not support the relation.
@@ -114,62 +136,48 @@ def tried(
                 "relation", relation, problem, "Use matched pairs for records that are replaced."
             )
         coins, halved = len(values), False
-        counts = _of_candidates(values, truth, asked(coins))
+        above, below = _right_candidates(values, truth)
     else:
         units = checked_pairs(pair, truth)
         coins, halved = len(values) // 2, relation == "add-or-remove"
-        counts = _of_pairs(values, truth, units, asked(coins))
+        above = below = _right_pairs(values, truth, units)
+    if guesses is None:
+        numbers = family(design, coins)
+    elif 1 <= guesses <= coins:
+        numbers = evenly([guesses], design)
+    else:
+        problem = f"is no number of guesses about {coins} coins"
+        raise UsageError("guesses", guesses, problem, f"Give 1 to {coins}.")
+    counts = []
+    for number in numbers:
+        low = number.guesses // 2 if number.both else 0
+        right = above[number.guesses - low] + below[low]
+        counts.append((int(right), number.guesses, number.share))
     return CoinGuesses(counts=tuple(counts), coins=coins, halved=halved)
 
 
 def evenly(numbers: Iterable[int], design: OneRunDesign) -> list[GuessNumber]:
     """Return each number of guesses with equal shares; for candidates, also a version that guesses half from below."""
-    kinds = []
+    ways = []
     for r in numbers:
-        kinds.append((r, False))
+        ways.append((r, False))
         if design == "coin-flips" and r > 1:
-            kinds.append((r, True))
-    return [GuessNumber(guesses=r, both=both, share=1 / len(kinds)) for r, both in kinds]
+            ways.append((r, True))
+    return [GuessNumber(guesses=r, both=both, share=1 / len(ways)) for r, both in ways]
 
 
-def fixed(guesses: int, coins: int) -> int:
-    """Return a number of guesses that was fixed in advance.
-
-    Raises:
-        UsageError: the number is below 1 or above the number of coins.
-    """
-    if not 1 <= guesses <= coins:
-        raise UsageError(
-            "guesses", guesses, f"is no number of guesses about {coins} coins", f"Give 1 to {coins}."
-        )
-    return guesses
-
-
-def _of_candidates(
-    scores: Floats, member: Flags, asked: Sequence[GuessNumber]
-) -> Iterator[tuple[int, int, float]]:
-    """Yield (right, guesses, share) for each number: all guesses say member, or half say non-member."""
+def _right_candidates(scores: Floats, member: Flags) -> tuple[Integers, Integers]:
+    """Return how many of the k highest scores are members', and of the k lowest non-members', for k = 0 ... n."""
     # Equal scores: non-members come first from above, members from below.
     above = member[np.lexsort((member, -scores))].cumsum()
     below = (~member)[np.lexsort((~member, scores))].cumsum()
-    for one in asked:
-        r = one.guesses
-        low = r // 2 if one.both else 0
-        right = int(above[r - low - 1])
-        if low:
-            right += int(below[low - 1])
-        yield right, r, one.share
+    return np.append(0, above), np.append(0, below)
 
 
-def _of_pairs(
-    scores: Floats, member: Flags, units: Integers, asked: Sequence[GuessNumber]
-) -> Iterator[tuple[int, int, float]]:
-    """Yield (right, guesses, share) for each number of decided pairs."""
-    inside, outside = np.empty(len(scores) // 2), np.empty(len(scores) // 2)
-    inside[units[member]], outside[units[~member]] = scores[member], scores[~member]
-    equal = inside == outside  # two infinities have no difference
-    gap = np.where(equal, 0.0, np.abs(np.subtract(inside, outside, where=~equal, out=np.zeros_like(inside))))
+def _right_pairs(scores: Floats, member: Flags, units: Integers) -> Integers:
+    """Return how many of the k pairs with the largest differences are decided rightly, for k = 0 ... pairs."""
+    inside, outside = halves(scores, member, units)
+    differ = inside != outside  # two infinities have no difference
+    gap = np.abs(np.subtract(inside, outside, where=differ, out=np.zeros_like(inside)))
     right = inside > outside
-    ranked = right[np.lexsort((right, -gap))].cumsum()
-    for one in asked:
-        yield int(ranked[one.guesses - 1]), one.guesses, one.share
+    return np.append(0, right[np.lexsort((right, -gap))].cumsum())

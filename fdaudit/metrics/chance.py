@@ -51,7 +51,10 @@ def auc_p_value(scores: ArrayLike, member: ArrayLike, *, pair: ArrayLike | None 
     steps = np.abs(ahead[ahead != 0])
     if not len(steps):
         return 1.0
-    return _exact(steps, int(ahead.sum())) if len(steps) <= _EXACT_PAIRS else _chernoff(steps, ahead.sum())
+    reached = int(ahead.sum())
+    if len(steps) > _EXACT_PAIRS:
+        return _chernoff(steps, reached)
+    return _exact(steps, reached)
 
 
 def _exact(steps: Integers, reached: int) -> float:
@@ -73,6 +76,7 @@ def _chernoff(steps: Integers, reached: int) -> float:
 
     def log_bound(rate: float) -> float:
         x = rate * scaled
+        # log cosh x = x + log(1 + e^-2x) - log 2, which does not overflow.
         return float((x + np.log1p(np.exp(-2 * x)) - np.log(2)).sum() - rate * goal)
 
     least = scipy.optimize.minimize_scalar(log_bound, bounds=(0.0, 60.0), method="bounded")

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from fdaudit.errors import UsageError
-from fdaudit.metrics.intervals import mean_figure
+from fdaudit.metrics.intervals import joined, mean_figure, unavailable
 from fdaudit.types import Figure
 
 __all__ = ["mean_and_worst"]
@@ -46,18 +46,13 @@ def mean_and_worst(
     unit = next(iter(figures.values())).unit
     if not values:
         why = f"no client has a value; {absent[0]}: {figures[absent[0]].unavailable}"
-        mean = Figure(name=f"{name}_mean", value=None, unit=unit, unavailable=why)
-        return mean, Figure(name=f"{name}_worst", value=None, unit=unit, unavailable=why)
+        mean, worst = unavailable((f"{name}_mean", f"{name}_worst"), why, unit)
+        return mean, worst
     missing = f"without a value: {', '.join(absent)}" if absent else ""
-    mean = mean_figure(
-        f"{name}_mean",
-        list(values.values()),
-        generator,
-        unit=unit,
-        note="; ".join(filter(None, ["n counts clients", missing])),
-    )
+    note = joined("n counts clients", missing)
+    mean = mean_figure(f"{name}_mean", list(values.values()), generator, unit=unit, note=note)
     pick = max if higher_is_worse else min
     client = pick(values, key=lambda c: values[c])
-    note = f"{client}, worst of {len(values)}; interval not corrected for that choice"
-    notes = "; ".join(filter(None, [note, figures[client].note, missing]))
-    return mean, replace(figures[client], name=f"{name}_worst", unit=unit, note=notes, p=None)
+    choice = f"{client}, worst of {len(values)}; interval not corrected for that choice"
+    note = joined(choice, figures[client].note, missing)
+    return mean, replace(figures[client], name=f"{name}_worst", unit=unit, note=note, p=None)

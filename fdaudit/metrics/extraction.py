@@ -44,36 +44,38 @@ def score_extraction(
     """
     answers = integers(model, "model")
     n = len(answers)
-    same = integers(copied, "copied", len(answers)) == answers
+    same = integers(copied, "copied", n) == answers
     constant = answers == np.bincount(answers).argmax()
-    trained = integers(baseline, "baseline", len(answers)) == answers
+    trained = integers(baseline, "baseline", n) == answers
     other, name = constant, "the most frequent class"
     if trained.sum() >= constant.sum():
         other, name = trained, "a model fitted to auxiliary records"
-    figures = {
-        "agreement": share_figure("agreement", int(same.sum()), n, confidence),
-        "agreement_baseline": share_figure(
-            "agreement_baseline", int(other.sum()), n, confidence, note=f"of {name}"
-        ),
-        "agreement_gain": _gain(same, other, confidence, name),
-        "accuracy": accuracy_figure(copied, true, confidence=confidence),
-    }
-    figures["accuracy_model"] = replace(
-        accuracy_figure(answers, true, confidence=confidence), name="accuracy_model"
+    of_model = accuracy_figure(answers, true, confidence=confidence)
+    figures = (
+        share_figure("agreement", int(same.sum()), n, confidence),
+        share_figure("agreement_baseline", int(other.sum()), n, confidence, note=f"of {name}"),
+        _gain(same, other, confidence, name),
+        accuracy_figure(copied, true, confidence=confidence),
+        replace(of_model, name="accuracy_model"),
     )
-    return figures
+    return {figure.name: figure for figure in figures}
 
 
 def _gain(same: Flags, other: Flags, confidence: float, name: str) -> Figure:
     """Return the difference of two shares of the same records, with the interval from the discordant records."""
     from scipy.stats import binom
 
-    n, better, worse = len(same), int((same & ~other).sum()), int((other & ~same).sum())
+    n = len(same)
+    better = int((same & ~other).sum())
+    worse = int((other & ~same).sum())
     apart = better + worse
-    low, high = 0.0, 0.0
+    low, high, p = 0.0, 0.0, 1.0
     if apart:
+        # The difference is (2 q - 1) apart / n for the share q of discordant records on which the copy agrees.
         interval = clopper_pearson(better, apart, confidence)
-        low, high = ((2 * end - 1) * apart / n for end in (interval.low, interval.high))
+        low = (2 * interval.low - 1) * apart / n
+        high = (2 * interval.high - 1) * apart / n
+        p = float(binom.sf(better - 1, apart, 0.5))
     return Figure(
         name="agreement_gain",
         value=(better - worse) / n,
@@ -84,5 +86,5 @@ def _gain(same: Flags, other: Flags, confidence: float, name: str) -> Figure:
         method="Clopper-Pearson on discordant records",
         n=n,
         note=f"over {name}; they differ on {apart} records",
-        p=float(binom.sf(better - 1, apart, 0.5)) if apart else 1.0,
+        p=p,
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy  # its packages are loaded at first use
@@ -98,14 +98,13 @@ def reflip(
         Adjusted p-values (1 + c) / (1 + `reflips`), where c counts re-flips that reach the observed value.
     """
     start, coins = _places(cells)
-    columns: list[_Auc | _Rate] = []
-    for name, of in cells.items():
-        columns += _columns(name, of, start)
-    if not columns:
+    aucs, rates = list[_Auc](), list[_Rate]()
+    for cell, scores in cells.items():
+        for target, own_coins, values in _groups(scores, start):
+            aucs.append(_auc(cell, target, own_coins, values))
+            rates += _rates(cell, target, own_coins, values)
+    if not aucs:
         return Reflipped(p={}, floors={}, coins=coins, reflips=reflips)
-    aucs = [c for c in columns if isinstance(c, _Auc)]
-    rates = [c for c in columns if isinstance(c, _Rate)]
-    tested = [*(c.tested for c in aucs), *(c.tested for c in rates)]
     weights = np.zeros((coins, len(aucs)))
     for k, auc in enumerate(aucs):
         weights[auc.coins, k] = auc.ahead
@@ -133,16 +132,14 @@ def reflip(
     p = np.maximum.accumulate(p[::-1])[::-1]  # no figure before one that is above it
     adjusted = np.empty(len(p))
     adjusted[order] = p
+    tested = [*(auc.tested for auc in aucs), *(rate.tested for rate in rates)]
     critical = _critical(largest, level)
-    return Reflipped(
-        p={key: float(v) for key, v in zip(tested, adjusted, strict=True)},
-        floors={
-            a.tested: 0.5 + critical * float(n) / (4 * len(a.ahead) ** 2)
-            for a, n in zip(aucs, norms, strict=True)
-        },
-        coins=coins,
-        reflips=reflips,
-    )
+    floors = {}
+    for auc, norm in zip(aucs, norms.tolist(), strict=True):
+        # The AUC of n pairs is 1/2 + Σ ahead / (4 n²): ranks are doubled, and both signs of a coin count.
+        floors[auc.tested] = 0.5 + critical * norm / (4 * len(auc.ahead) ** 2)
+    p_by_figure = dict(zip(tested, adjusted.tolist(), strict=True))
+    return Reflipped(p=p_by_figure, floors=floors, coins=coins, reflips=reflips)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -208,30 +205,38 @@ def _places(cells: Mapping[str, Mapping[str, Pairs]]) -> tuple[dict[str, int], i
     return start, coins
 
 
-def _columns(cell: str, scores: Mapping[str, Pairs], start: Mapping[str, int]) -> Iterator[_Auc | _Rate]:
-    """Yield the statistics of one cell: over all victims, and of each."""
-    own = {
-        k: (start[k] + np.arange(len(pairs.inside)), pairs)
-        for k, pairs in scores.items()
-        if len(pairs.inside)
-    }
-    if not own:
-        return
-    inside = np.concatenate([pairs.inside for _, pairs in own.values()])
-    outside = np.concatenate([pairs.outside for _, pairs in own.values()])
-    groups: list[tuple[str | None, Any, Pairs]] = [
-        (None, np.concatenate([coins for coins, _ in own.values()]), Pairs(inside, outside))
-    ]
-    groups += [(client, coins, pairs) for client, (coins, pairs) in own.items()]
-    for target, coins, pairs in groups:
-        n = len(coins)
-        values = np.concatenate(pairs)
-        doubled = doubled_ranks(values)
-        yield _Auc(tested=FigureKey(cell, target, "auc"), coins=coins, ahead=doubled[:n] - doubled[n:])
-        for fpr in FPRS:
-            allowed = int(np.floor(fpr * n + 1e-9))
-            if 1 <= allowed < n:
-                yield _rate(FigureKey(cell, target, fpr_name(fpr)), coins, values, allowed)
+def _groups(
+    scores: Mapping[str, Pairs], start: Mapping[str, int]
+) -> list[tuple[str | None, Integers, Floats]]:
+    """Return the coins (n,) and scores (2n,), members first, of all victims of a cell (None), and of each."""
+    by_client = []
+    for client, pairs in scores.items():
+        if len(pairs.inside):
+            by_client.append((client, start[client] + np.arange(len(pairs.inside)), pairs))
+    if not by_client:
+        return []
+    coins = np.concatenate([own for _, own, _ in by_client])
+    inside = [pairs.inside for *_, pairs in by_client]
+    outside = [pairs.outside for *_, pairs in by_client]
+    groups: list[tuple[str | None, Integers, Floats]] = [(None, coins, np.concatenate(inside + outside))]
+    for client, own, pairs in by_client:
+        groups.append((client, own, np.concatenate(pairs)))
+    return groups
+
+
+def _auc(cell: str, target: str | None, coins: Integers, values: Floats) -> _Auc:
+    doubled = doubled_ranks(values)
+    n = len(coins)
+    return _Auc(tested=FigureKey(cell, target, "auc"), coins=coins, ahead=doubled[:n] - doubled[n:])
+
+
+def _rates(cell: str, target: str | None, coins: Integers, values: Floats) -> Iterator[_Rate]:
+    """Yield the true-positive rate at each false-positive rate that the non-members can resolve."""
+    n = len(coins)
+    for fpr in FPRS:
+        allowed = int(np.floor(fpr * n + 1e-9))
+        if 1 <= allowed < n:
+            yield _rate(FigureKey(cell, target, fpr_name(fpr)), coins, values, allowed)
 
 
 def _rate(tested: FigureKey, coins: Integers, values: Floats, allowed: int) -> _Rate:
@@ -255,10 +260,10 @@ def _rate(tested: FigureKey, coins: Integers, values: Floats, allowed: int) -> _
 
 
 @cache
-def _quantiles(n: int, allowed: int, kept: int) -> Floats:
-    """Return `tpr_p_value` (kept + 1, allowed + 1) by detected members and non-members, as normal quantiles."""
-    detected, wrong = np.meshgrid(np.arange(kept + 1), np.arange(allowed + 1), indexing="ij")
-    p = _at_most(n, kept + allowed, allowed)[np.minimum(detected + wrong, 2 * n), wrong]
+def _quantiles(n: int, allowed: int, top: int) -> Floats:
+    """Return `tpr_p_value` (top + 1, allowed + 1) by detected members and non-members, as normal quantiles."""
+    detected, wrong = np.meshgrid(np.arange(top + 1), np.arange(allowed + 1), indexing="ij")
+    p = _at_most(n, top + allowed, allowed)[np.minimum(detected + wrong, 2 * n), wrong]
     return np.asarray(-scipy.special.ndtri(np.clip(p, _LEAST, 1 - 1e-12)))
 
 
@@ -268,6 +273,7 @@ def _at_most(n: int, draws: int, allowed: int) -> Floats:
     There are n members and n non-members. SciPy's `hypergeom` would load `scipy.stats`, which takes a process longer.
     """
     drawn, wrong = np.meshgrid(np.arange(draws + 1), np.arange(allowed + 1), indexing="ij")
+    # Hypergeometric: C(n, wrong) C(n, right) / C(2n, drawn), with logarithms that do not overflow.
     possible = (drawn >= wrong) & (drawn - wrong <= n) & (wrong <= n)
     right, drawn = np.where(possible, drawn - wrong, 0), np.minimum(drawn, 2 * n)
     log = _log_choices(n, np.minimum(wrong, n)) + _log_choices(n, right) - _log_choices(2 * n, drawn)
@@ -284,4 +290,6 @@ def _log_choices(n: int, k: Integers) -> Floats:
 def _critical(largest: Floats, level: float) -> float:
     """Return the value above which an adjusted p-value is at most `level`; inf if re-flips are too few."""
     allowed = int(np.floor(level * (1 + len(largest)) + 1e-9)) - 1
-    return float(np.sort(largest)[::-1][allowed]) if allowed >= 0 else float("inf")
+    if allowed < 0:
+        return float("inf")
+    return float(np.sort(largest)[::-1][allowed])

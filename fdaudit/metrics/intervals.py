@@ -21,7 +21,17 @@ from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, integers, probability, vector
 from fdaudit.types import Figure
 
-__all__ = ["Interval", "bootstrap", "clopper_pearson", "mean_figure", "share_figure", "unavailable"]
+__all__ = [
+    "Interval",
+    "bootstrap",
+    "clopper_pearson",
+    "exceedance",
+    "joined",
+    "logit_interval",
+    "mean_figure",
+    "share_figure",
+    "unavailable",
+]
 
 _CHUNK = 2_000_000
 """Weights held in memory at once."""
@@ -59,6 +69,25 @@ def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> Interval:
     low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, tail))
     high = 1.0 if k == n else float(betaincinv(k + 1, n - k, 1 - tail))
     return Interval(low, high, confidence, "clopper-pearson")
+
+
+def logit_interval(value: float, error: float, reach: float, confidence: float, method: str) -> Interval:
+    """Return the interval of a value in (0, 1) that is symmetric on the logit scale: both ends are in (0, 1).
+
+    Args:
+        value: the estimate.
+        error: its standard error.
+        reach: quantile of the standardised error: how many standard errors each end is away.
+        confidence: level of the interval.
+        method: name of the method.
+    """
+    from scipy.special import expit, logit
+
+    # The slope of the logit is 1 / (value (1 - value)): it turns the error into one on the logit scale.
+    distance = reach * (error / (value * (1 - value)))
+    low = float(expit(logit(value) - distance))
+    high = float(expit(logit(value) + distance))
+    return Interval(low, high, confidence, method)
 
 
 def share_figure(
@@ -130,6 +159,7 @@ def bootstrap(
         z = z * np.sqrt(n / (n - 1)) * stdtrit(n - 1, 1 - tail) / ndtri(1 - tail)
     levels = ndtr(z)
     if method == "bca":
+        # The bias is the normal quantile of the share of replicates below the estimate; equal ones count half.
         below = (values < point - same).mean() + 0.5 * (np.abs(values - point) <= same).mean()
         bias = ndtri(np.clip(below, 0.5 / resamples, 1 - 0.5 / resamples))
         shifted = bias + z
@@ -143,20 +173,18 @@ def _replicates(
 ) -> Floats:
     n = len(groups)
     members = [np.flatnonzero(groups == g) for g in np.unique(groups)]
-    out: list[Floats] = []
+    replicates: list[Floats] = []
     step = max(1, _CHUNK // n)
     for start in range(0, resamples, step):
-        weights = np.empty((min(step, resamples - start), n))
+        rows = min(step, resamples - start)
+        weights = np.empty((rows, n))
         for index in members:
-            weights[:, index] = _counts(len(weights), len(index), generator)
-        out.append(statistic(weights))
-    return np.concatenate(out)
-
-
-def _counts(rows: int, n: int, generator: np.random.Generator) -> Integers:
-    """Return the number of times each of `n` units occurs in `n` draws, (rows, n): faster than one multinomial."""
-    picks = generator.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
-    return np.bincount(picks.ravel(), minlength=rows * n).reshape(rows, n)
+            size = len(index)
+            # Draws of row k are numbered from k * size on: one count serves all rows, faster than a multinomial.
+            picks = generator.integers(size, size=(rows, size)) + size * np.arange(rows)[:, None]
+            weights[:, index] = np.bincount(picks.ravel(), minlength=rows * size).reshape(rows, size)
+        replicates.append(statistic(weights))
+    return np.concatenate(replicates)
 
 
 def _acceleration(statistic: Callable[[Floats], Floats], groups: Integers) -> float:
@@ -239,8 +267,21 @@ def mean_figure(
     figure = Figure(name=name, value=float(numbers.mean()), unit=unit, n=len(sums), note=note)
     if interval is None:
         why = "one item" if len(sums) < 2 else "values that do not vary"
-        return replace(figure, note="; ".join(filter(None, [note, f"no interval: {why}"])))
+        return replace(figure, note=joined(note, f"no interval: {why}"))
     return replace(figure, **interval._asdict())
+
+
+def exceedance(reached: int, draws: int) -> float:
+    """Return the p-value of a randomisation test, of whose `draws` so many reached the observed value.
+
+    The observation counts as a draw, so P(p <= α) <= α (Phipson and Smyth 2010).
+    """
+    return (1 + reached) / (1 + draws)
+
+
+def joined(*notes: str) -> str:
+    """Return the notes that are not empty as one."""
+    return "; ".join(filter(None, notes))
 
 
 def unavailable(names: Iterable[str], why: str, unit: str = "") -> list[Figure]:

@@ -16,13 +16,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
-from fdaudit.metrics._arrays import Floats, integers, vector
-from fdaudit.metrics.intervals import share_figure
+from fdaudit.metrics._arrays import Floats, Integers, integers, vector
+from fdaudit.metrics.intervals import joined, share_figure, unavailable
 from fdaudit.types import Figure
 
 __all__ = [
     "SMOOTHING",
     "chebyshev",
+    "class_pools",
+    "draw_like",
     "kl_divergence",
     "label_overlap",
     "label_recovery_figures",
@@ -64,7 +66,8 @@ def kl_divergence(truth: ArrayLike, guess: ArrayLike, smoothing: float = SMOOTHI
     p, q = _pair(truth, guess)
     if not smoothing > 0:
         raise UsageError("smoothing", smoothing, "is not positive", "Give for example 1e-6.")
-    p, q = ((d + smoothing) / (1 + len(d) * smoothing) for d in (p, q))
+    total = 1 + len(p) * smoothing
+    p, q = (p + smoothing) / total, (q + smoothing) / total
     # Not negative in exact arithmetic; rounding can make it negative for near-equal distributions.
     return max(0.0, float((p * np.log(p / q)).sum()))
 
@@ -108,21 +111,22 @@ def score_label_distribution(
         UsageError: not distributions over the same classes.
     """
     p, _ = _pair(truth, guess)
-    reference = np.full(len(p), 1 / len(p)) if prior is None else _distribution(prior, "prior")
-    kind = "uniform prior" if prior is None else "prior as given"
-    figures = []
-    for name, distance, unit in (
-        ("label_kl", kl_divergence, "nats"),
-        ("label_tv", total_variation, ""),
-        ("label_chebyshev", chebyshev, ""),
+    reference, kind = np.full(len(p), 1 / len(p)), "uniform prior"
+    if prior is not None:
+        reference, kind = _distribution(prior, "prior"), "prior as given"
+    figures = {}
+    for name, distance, unit, note in (
+        ("label_kl", kl_divergence, "nats", f"both smoothed by {SMOOTHING:g}"),
+        ("label_tv", total_variation, "", ""),
+        ("label_chebyshev", chebyshev, "", ""),
     ):
-        note = f"both smoothed by {SMOOTHING:g}" if distance is kl_divergence else ""
-        figures.append(Figure(name=name, value=distance(truth, guess), unit=unit, n=1, note=note))
-        also = "; ".join(filter(None, [kind, note]))
-        figures.append(
-            Figure(name=f"{name}_prior", value=distance(truth, reference), unit=unit, n=1, note=also)
-        )
-    return {figure.name: figure for figure in figures}
+        for figure, answer, notes in (
+            (name, guess, note),
+            (f"{name}_prior", reference, joined(kind, note)),
+        ):
+            value = distance(truth, answer)
+            figures[figure] = Figure(name=figure, value=value, unit=unit, n=1, note=notes)
+    return figures
 
 
 def label_overlap(guess: ArrayLike, truth: ArrayLike) -> int:
@@ -165,7 +169,7 @@ def label_recovery_figures(
     names = ("labels_right", "labels_right_prior")
     if guesses is None or truths is None:
         why = "no labels were guessed" if guesses is None else "the true labels were not given"
-        return [Figure(name=name, value=None, unit="fraction", unavailable=why) for name in names]
+        return unavailable(names, why, "fraction")
     if len(guesses) != len(truths):
         raise UsageError("guesses", len(guesses), f"does not match {len(truths)} batches", "Pair them up.")
     total = sum(map(len, truths))
@@ -173,16 +177,38 @@ def label_recovery_figures(
     note = "multiset overlap; interval takes the labels of a batch as independent"
     figure = share_figure(names[0], right, total, confidence, note=note)
     if auxiliary_labels is None:
-        why = "no auxiliary labels were given"
-        return [figure, Figure(name=names[1], value=None, unit="fraction", unavailable=why)]
+        return [figure, *unavailable(names[1:], "no auxiliary labels were given", "fraction")]
     pool = integers(auxiliary_labels, "auxiliary_labels")
     shares = []
     for _ in range(_DRAWS):
-        pairs = zip(guesses, truths, strict=True)
-        overlaps = (label_overlap(generator.choice(pool, size=len(g)), t) for g, t in pairs)
-        shares.append(sum(overlaps) / total)
+        overlap = 0
+        for guess, truth in zip(guesses, truths, strict=True):
+            overlap += label_overlap(generator.choice(pool, size=len(guess)), truth)
+        shares.append(overlap / total)
+    value = float(np.mean(shares))
     note = f"as many labels drawn from the auxiliary data, mean of {_DRAWS} draws"
-    return [
-        figure,
-        Figure(name=names[1], value=float(np.mean(shares)), unit="fraction", n=total, note=note),
-    ]
+    return [figure, Figure(name=names[1], value=value, unit="fraction", n=total, note=note)]
+
+
+def class_pools(labels: Integers, others: Integers) -> list[tuple[Integers, int]] | None:
+    """Return, for each class of a batch, the rows of others of that class, and how many of them a like batch has.
+
+    Args:
+        labels: (n,) classes of the batch.
+        others: (m,) classes of the records that like batches are drawn from.
+
+    Returns:
+        None if a class has fewer than twice as many rows as a batch needs: draws would be nearly the same.
+    """
+    pools = []
+    for label, count in zip(*np.unique(labels, return_counts=True), strict=True):
+        rows = np.flatnonzero(others == label)
+        if len(rows) < 2 * count:
+            return None
+        pools.append((rows, int(count)))
+    return pools
+
+
+def draw_like(pools: Sequence[tuple[Integers, int]], generator: np.random.Generator) -> Integers:
+    """Return the rows of a random batch with the classes of `class_pools`, without repetition."""
+    return np.concatenate([generator.choice(rows, count, replace=False) for rows, count in pools])

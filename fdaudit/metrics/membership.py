@@ -19,7 +19,7 @@ from fdaudit.errors import UsageError
 from fdaudit.metrics import ranking
 from fdaudit.metrics._arrays import Flags, Floats, Integers
 from fdaudit.metrics.chance import auc_p_value, tpr_p_value
-from fdaudit.metrics.intervals import bootstrap, clopper_pearson, share_figure
+from fdaudit.metrics.intervals import bootstrap, clopper_pearson, joined, share_figure
 from fdaudit.metrics.ranking import RocCurve, roc_curve
 from fdaudit.types import Figure
 
@@ -91,16 +91,12 @@ def _resampled(
         # All resamples are equal, but the mean is uncertain: numbers in [0, 1] with mean μ are all 1 with probability
         # at most μ^n. So Clopper-Pearson's limit for n successes out of n holds for them too.
         interval = clopper_pearson(fewer if value == 1 else 0, fewer, confidence)
-        note = "; ".join(
-            filter(None, [note, f"at its limit: exact interval from {fewer} disjoint comparisons"])
-        )
-    figure = Figure(name=name, value=value, unit="fraction", n=n)
-    notes = [f"n counts {unit}", note]
+        note = joined(note, f"at its limit: exact interval from {fewer} disjoint comparisons")
+    note = joined(f"n counts {unit}", note)
+    figure = Figure(name=name, value=value, unit="fraction", n=n, note=note)
     if interval is None:
-        notes.append("no interval")
-    else:
-        figure = replace(figure, **interval._asdict())
-    return replace(figure, note="; ".join(filter(None, notes)))
+        return replace(figure, note=joined(note, "no interval"))
+    return replace(figure, **interval._asdict())
 
 
 def fpr_name(fpr: float) -> str:

@@ -11,14 +11,14 @@ Guarantees:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, matrix, probability
+from fdaudit.metrics.intervals import logit_interval
 from fdaudit.types import Figure
 
 __all__ = ["MEAN_AUC_METHOD", "MeanAuc", "mean_auc", "mean_auc_figure", "multilabel_macro_f1"]
@@ -69,19 +69,18 @@ def mean_auc_figure(scores: ArrayLike, true: ArrayLike, *, confidence: float = 0
     Raises:
         UsageError: as `mean_auc`, or the confidence is outside (0, 1).
     """
-    from scipy.special import expit, logit, ndtri
+    from scipy.special import ndtri
 
     mean, influence = _measured(*_checked(scores, true))
     total = len(mean.by_class) + len(mean.left_out)
     note = f"mean over {len(mean.by_class)} of {total} classes" if mean.left_out else ""
-    interval: dict[str, Any] = {}
+    figure = Figure(name="mean_auc", value=mean.value, unit="fraction", n=len(influence), note=note)
     error = float(np.sqrt(np.square(influence).sum()))
-    if error > _SAME and 0 < mean.value < 1:
-        reach = ndtri(0.5 + probability(confidence, "confidence") / 2)
-        reach *= error / (mean.value * (1 - mean.value))
-        low, high = (float(expit(logit(mean.value) + side * reach)) for side in (-1, 1))
-        interval = {"low": low, "high": high, "confidence": confidence, "method": MEAN_AUC_METHOD}
-    return Figure(name="mean_auc", value=mean.value, unit="fraction", n=len(influence), note=note, **interval)
+    if error <= _SAME or not 0 < mean.value < 1:
+        return figure
+    reach = ndtri(0.5 + probability(confidence, "confidence") / 2)
+    interval = logit_interval(mean.value, error, reach, confidence, MEAN_AUC_METHOD)
+    return replace(figure, **interval._asdict())
 
 
 def multilabel_macro_f1(predicted: ArrayLike, true: ArrayLike) -> float:
@@ -126,16 +125,16 @@ def _add_class(values: Floats, truth: Integers, influence: Floats) -> float:
     """
     from scipy.stats import rankdata
 
-    kinds = np.flatnonzero(truth == 1), np.flatnonzero(truth == 0)
-    rows = np.concatenate(kinds)
-    rank, area = rankdata(values[rows]), 0.0
-    ranks = rank[: len(kinds[0])], rank[len(kinds[0]) :]
-    for index, among_all, other, sign in zip(kinds, ranks, reversed(kinds), (1, -1), strict=True):
-        beaten = (among_all - rankdata(values[index])) / len(other)
-        placement = beaten if sign > 0 else 1 - beaten
+    positive, negative = np.flatnonzero(truth == 1), np.flatnonzero(truth == 0)
+    among_all = rankdata(values[np.concatenate([positive, negative])])
+    # A rank among all less the rank among the own kind counts the records of the other kind below.
+    beaten = (among_all[: len(positive)] - rankdata(values[positive])) / len(negative)
+    beaten_by = 1 - (among_all[len(positive) :] - rankdata(values[negative])) / len(positive)
+    area = 0.0
+    for rows, placement in ((positive, beaten), (negative, beaten_by)):
         area = float(placement.mean())
         # One record of a kind has no spread: DeLong's estimate is undefined for it.
-        influence[index] += (placement - area) / np.sqrt(len(index) * max(len(index) - 1, 1))
+        influence[rows] += (placement - area) / np.sqrt(len(rows) * max(len(rows) - 1, 1))
     return area
 
 

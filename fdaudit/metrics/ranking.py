@@ -33,6 +33,7 @@ __all__ = [
     "cross_decided",
     "detected",
     "doubled_ranks",
+    "halves",
     "pair_accuracy",
     "roc_curve",
     "tpr_at_fpr",
@@ -99,6 +100,15 @@ def checked_pairs(pair: ArrayLike | None, truth: Flags) -> Integers:
     return unit.astype(np.int64)
 
 
+def halves(scores: Floats, member: Flags, unit: Integers) -> tuple[Floats, Floats]:
+    """Return the scores of members (p,) and of their other halves (p,), in the order of `checked_pairs`."""
+    pairs = len(scores) // 2
+    inside, outside = np.empty(pairs), np.empty(pairs)
+    inside[unit[member]] = scores[member]
+    outside[unit[~member]] = scores[~member]
+    return inside, outside
+
+
 def auc(scores: ArrayLike, member: ArrayLike) -> float:
     """Return the area under the ROC curve: the chance that a member outscores a non-member; ties count half.
 
@@ -152,13 +162,6 @@ def tpr_at_fpr(scores: ArrayLike, member: ArrayLike, fpr: float) -> float:
 
 def detected(values: Floats, truth: Flags, fpr: float) -> Flags:
     """Return which candidates (n,) the lowest threshold with a false-positive rate of at most `fpr` detects."""
-    threshold, allowed = _threshold(values, truth, fpr)
-    everybody = allowed >= int((~truth).sum())
-    return np.ones_like(truth) if everybody else values > threshold
-
-
-def _threshold(values: Floats, truth: Flags, fpr: float) -> tuple[float, int]:
-    """Return the score that a detection must exceed, and how many non-members may exceed it."""
     others = values[~truth]
     if not 0 < fpr <= 1:
         raise UsageError("fpr", fpr, "is not in (0, 1]", "Give for example 0.01.")
@@ -171,8 +174,9 @@ def _threshold(values: Floats, truth: Flags, fpr: float) -> tuple[float, int]:
             f"Score {int(np.ceil(1 / fpr - 1e-9))} or more, or ask at FPR {1 / len(others):.3g} or above.",
         )
     if allowed >= len(others):
-        return -np.inf, allowed
-    return float(np.sort(others)[::-1][allowed]), allowed
+        return np.ones_like(truth)
+    threshold = np.sort(others)[::-1][allowed]
+    return np.asarray(values > threshold)
 
 
 def roc_curve(scores: ArrayLike, member: ArrayLike) -> RocCurve:
@@ -207,10 +211,10 @@ def pair_accuracy(scores: ArrayLike, member: ArrayLike, pair: ArrayLike) -> floa
 def choices(scores: ArrayLike, member: ArrayLike, pair: ArrayLike) -> tuple[int, int, int]:
     """Return the number of pairs whose member scores higher, of pairs that tie, and of all pairs."""
     values, truth = checked(scores, member)
-    unit = checked_pairs(pair, truth)
-    inside, outside = np.empty(len(values) // 2), np.empty(len(values) // 2)
-    inside[unit[truth]], outside[unit[~truth]] = values[truth], values[~truth]
-    return int((inside > outside).sum()), int((inside == outside).sum()), len(inside)
+    inside, outside = halves(values, truth, checked_pairs(pair, truth))
+    wins = int((inside > outside).sum())
+    ties = int((inside == outside).sum())
+    return wins, ties, len(inside)
 
 
 def balanced_accuracy(
@@ -226,7 +230,8 @@ def balanced_accuracy(
         UsageError: as `auc`; or fewer than two pairs, two members or two non-members.
     """
     values, truth = checked(scores, member)
-    right = cross_decided(values, truth, generator, None if pair is None else checked_pairs(pair, truth))
+    units = None if pair is None else checked_pairs(pair, truth)
+    right = cross_decided(values, truth, generator, units)
     return float((right[truth].mean() + right[~truth].mean()) / 2)
 
 
@@ -234,7 +239,9 @@ def cross_decided(
     values: Floats, truth: Flags, generator: np.random.Generator, units: Integers | None
 ) -> Flags:
     """Return (n,) whether each candidate is decided correctly by the threshold of the half it is not in."""
-    finite = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        finite = np.zeros(1)
     # Infinities are placed one beyond the rest, so that a midpoint to them exists.
     values = np.clip(values, finite.min() - 1, finite.max() + 1)
     half = np.zeros(len(values), dtype=np.bool_)
@@ -257,6 +264,7 @@ def cross_decided(
 
 def _best_threshold(values: Floats, truth: Flags) -> float:
     """Return the threshold of the best balanced accuracy, half-way between scores; in a tie, the middle one."""
+    # A cut between two scores rejects all candidates up to the lower one. TPR + TNR there is 1 + rejected - missed.
     distinct, at = np.unique(values, return_inverse=True)
     rejected = np.cumsum(np.bincount(at, ~truth)) / (~truth).sum()
     missed = np.cumsum(np.bincount(at, truth)) / truth.sum()

@@ -106,29 +106,25 @@ def near_chance(
     low = [row for row in rows if _lower(row.figure) <= chance.level]
     if not low:
         return []
-    worst = min(low, key=lambda row: _value(row.figure))
-    value = _value(worst.figure)
-    who = f"{len(low)} of {len(rows)} models end" if len(rows) > 1 else f"The model of {worst.party} ends"
+    worst = min(low, key=lambda row: row.figure.value or 0.0)
+    value = worst.figure.value or 0.0
+    who = f"The model of {worst.party} ends"
+    if len(rows) > 1:
+        who = f"{len(low)} of {len(rows)} models end"
     at = f"{worst.party} has {value:.1%} on test records, and {chance.answer} reaches {chance.level:.1%}"
     points = [point for point in curve if point.line == line and point.party == worst.party]
-    return [f"{who} near chance: {at}. {_cause(points, value)}"]
-
-
-def _cause(points: Sequence[CurvePoint], value: float) -> str:
-    """Return why a model may be near chance, from its utility by round."""
     best = max(points, key=lambda point: point.value, default=None)
+    cause = "Training diverged (try a smaller learning rate), was too short, or was drowned in noise."
     if best is not None and best.value > value + _FALL:
-        return f"It had {best.value:.1%} after round {best.round}: training diverged or was drowned in noise."
-    return "Training diverged (try a smaller learning rate), was too short, or was drowned in noise."
-
-
-def _value(figure: Figure) -> float:
-    return figure.value or 0.0
+        cause = (
+            f"It had {best.value:.1%} after round {best.round}: training diverged or was drowned in noise."
+        )
+    return [f"{who} near chance: {at}. {cause}"]
 
 
 def _lower(figure: Figure) -> float:
     """Return the lower end of a figure's interval, or its value without one."""
-    return _value(figure) if figure.low is None else figure.low
+    return figure.low if figure.low is not None else figure.value or 0.0
 
 
 def _confusion(predicted: ArrayLike, true: ArrayLike) -> Floats:
@@ -175,7 +171,7 @@ def macro_f1_figure(
     counts = generator.multinomial(n, confusion.ravel() / n, size=resamples)
     values = _macro_f1(counts.reshape(resamples, *confusion.shape).astype(np.float64))
     tail = (1 - confidence) / 2
-    low, high = map(float, np.quantile(values, [tail, 1 - tail]))
+    low, high = np.quantile(values, [tail, 1 - tail]).tolist()
     figure = Figure(name="macro_f1", value=float(_macro_f1(confusion)), unit="fraction", n=n)
     if low >= high:
         return replace(figure, note="no interval: resampling changes nothing")
@@ -194,10 +190,10 @@ def bytes_on_wire(messages: Iterable[Message]) -> tuple[WireRow, ...]:
         entry = counts.setdefault((message.kind, role(message.sender)), [0, 0])
         entry[0] += 1
         entry[1] += message.bytes_on_wire * len(message.receivers)
-    return tuple(
-        WireRow(kind=kind, sender_role=sender, messages=n, bytes=total)
-        for (kind, sender), (n, total) in sorted(counts.items())
-    )
+    rows = []
+    for (kind, sender), (n, total) in sorted(counts.items()):
+        rows.append(WireRow(kind=kind, sender_role=sender, messages=n, bytes=total))
+    return tuple(rows)
 
 
 def bytes_figure(messages: Iterable[Message]) -> Figure:

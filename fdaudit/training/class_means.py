@@ -48,10 +48,8 @@ def known(table: Tensor) -> Tensor:
 
 def combine(tables: Sequence[Tensor], classes: int) -> Tensor:
     """Return the mean of each class's rows over the tables that have it; a row that no table has is zero."""
-    total, count = (
-        torch.zeros(classes, classes, dtype=torch.float64),
-        torch.zeros(classes, 1, dtype=torch.float64),
-    )
+    total = torch.zeros(classes, classes, dtype=torch.float64)
+    count = torch.zeros(classes, 1, dtype=torch.float64)
     for table in tables:
         says = known(table)[:, None]
         total += torch.where(says, table.double(), 0.0)

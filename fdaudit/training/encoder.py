@@ -75,7 +75,7 @@ def fitted(
     module = network.build(child(seed, what, "initial"))
     start = parameters_of(module)
 
-    def made(_: torch.Generator) -> Parameters:
+    def fit_once(_: torch.Generator) -> Parameters:
         batches = draw_batches(len(y), _BATCH, steps=steps, generator=child(seed, what, "batches"))
         job = Job(party=what, parameters=start, x=x, targets=y, batches=batches)
         fit = Fit(lr=_RATE, optimizer="adam", objective=labels_of(y).objective)
@@ -84,7 +84,7 @@ def fitted(
 
     card = {"what": what, "network": network.described, "steps": steps, "seed": seed}
     card["execution"] = execution.described
-    module.load_state_dict(computed_once(card, [start, x, y], made), strict=False)
+    module.load_state_dict(computed_once(card, [start, x, y], fit_once), strict=False)
     if not isinstance(module, Network):
         raise TypeError(f"the {what}'s model is a {type(module).__name__} without features")
     return module.cpu().eval()

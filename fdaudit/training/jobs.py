@@ -55,21 +55,21 @@ class Augmentation(Config):
             padded = functional.pad(x, (side,) * 4)
             rows = (place[0, :, None] + torch.arange(height, device=x.device)).view(n, 1, height, 1)
             columns = (place[1, :, None] + torch.arange(width, device=x.device)).view(n, 1, 1, width)
-            of = torch.arange(n, device=x.device).view(n, 1, 1, 1)
+            images = torch.arange(n, device=x.device).view(n, 1, 1, 1)
             channels = torch.arange(x.shape[1], device=x.device).view(1, -1, 1, 1)
-            x = padded[of, channels, rows, columns]
+            x = padded[images, channels, rows, columns]
         if self.flip:
             coins = torch.randint(2, (n, 1, 1, 1), generator=draws).bool().to(x.device)
             x = torch.where(coins, x.flip(-1), x)
         if self.cutout:
             centre = torch.rand(2, n, generator=draws).to(x.device)
             half = self.cutout // 2
-            far = [
-                (torch.arange(size, device=x.device) - (middle[:, None] * size).long())
-                for size, middle in zip((height, width), centre, strict=True)
-            ]
-            inside = [(-half <= distance) & (distance < half) for distance in far]
-            x = x.masked_fill((inside[0][:, :, None] & inside[1][:, None, :])[:, None], 0.0)
+            inside = []
+            for size, middle in ((height, centre[0]), (width, centre[1])):
+                distance = torch.arange(size, device=x.device) - (middle[:, None] * size).long()
+                inside.append((-half <= distance) & (distance < half))
+            rows_inside, columns_inside = inside
+            x = x.masked_fill((rows_inside[:, :, None] & columns_inside[:, None, :])[:, None], 0.0)
         return x
 
 
@@ -112,13 +112,16 @@ class Fit(Config):
         """
         if not self.step.clips:
             return gradients
-        kept = 1 if models else 0
-        whole = torch.cat(
-            [g.flatten(kept) if g.dim() > kept else g.unsqueeze(-1) for g in gradients.values()], -1
-        )
-        sizes = [g[0].numel() if models else g.numel() for g in gradients.values()]
-        parts = self.step.clipped(whole).split(sizes, -1)
-        return {name: part.reshape(g.shape) for (name, g), part in zip(gradients.items(), parts, strict=True)}
+        shape = (models, -1) if models else (-1,)
+        # A norm is that of the whole gradient: all parameters side by side.
+        flat = [g.reshape(shape) for g in gradients.values()]
+        whole = self.step.clipped(torch.cat(flat, -1))
+        clipped = {}
+        for (name, g), part in zip(
+            gradients.items(), whole.split([f.shape[-1] for f in flat], -1), strict=True
+        ):
+            clipped[name] = part.reshape(g.shape)
+        return clipped
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

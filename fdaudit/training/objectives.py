@@ -8,14 +8,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fdaudit.errors import SpecError, plugin_line
+from fdaudit.errors import SpecError, one_line, plugin_line
 from fdaudit.models.network import trainable_parameters
 from fdaudit.parallel.randomness import forked_randomness
 from fdaudit.registry.registry import loaded
@@ -63,7 +62,7 @@ def loss_function(objective: Objective, temperature: float) -> Callable[[Tensor,
     if objective == "binary-cross-entropy":
         return _binary_cross_entropy
     if objective == "cross-entropy-dice":
-        return lambda z, y: F.cross_entropy(z, y) + 1 - _soft_dice(z.softmax(1), _one_hot(y, z)).mean()
+        return _cross_entropy_dice
     if objective == "dice":
         return lambda z, p: -_soft_dice(z.softmax(1), p).mean()
     if objective == "kl":
@@ -92,9 +91,11 @@ def _soft_dice(q: Tensor, p: Tensor) -> Tensor:
     return (2 * (p * q).sum(pixels) / total)[:, 1:].mean(1)
 
 
-def _one_hot(y: Tensor, z: Tensor) -> Tensor:
-    """Return masks (n, h, w) as 0 and 1 of each class, shaped like logits z (n, C, h, w)."""
-    return (y.unsqueeze(1) == torch.arange(z.shape[1], device=z.device).view(-1, 1, 1)).to(z.dtype)
+def _cross_entropy_dice(z: Tensor, y: Tensor) -> Tensor:
+    """Return cross-entropy plus 1 less the soft Dice coefficient, of logits (n, C, h, w) and masks (n, h, w)."""
+    classes = torch.arange(z.shape[1], device=z.device).view(-1, 1, 1)
+    one_hot = (y.unsqueeze(1) == classes).to(z.dtype)
+    return F.cross_entropy(z, y) + 1 - _soft_dice(z.softmax(1), one_hot).mean()
 
 
 def _binary_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
@@ -111,10 +112,6 @@ def _binary_kl(z: Tensor, p: Tensor) -> Tensor:
     """Return the mean over the batch of Σ_c KL(Bernoulli(p_c) || Bernoulli(σ(z_c)))."""
     entropy = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))
     return (F.binary_cross_entropy_with_logits(z, p, reduction="none") - entropy).sum(1).mean()
-
-
-def _given(logits: Tensor, _: Tensor) -> Tensor:
-    return logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +179,9 @@ class ClientStep:
         """
         if self.function is None:
             z = model(x)
-            return F.cross_entropy(
-                z, y if self.plain or y.is_floating_point() else self.targets(y, z.shape[1])
-            )
+            if not self.plain and not y.is_floating_point():
+                y = self.targets(y, z.shape[1])
+            return F.cross_entropy(z, y)
         own = named_loss(self.function)
         size = self.micro_batch or len(x)
         losses = [own(model, *part) for part in zip(x.split(size), y.split(size), strict=True)]
@@ -195,11 +192,11 @@ class ClientStep:
         if self.function is None:
             raise ValueError("losses: the step has no function of the user's own.")
         own = named_loss(self.function)
-        found = []
-        for i in range(len(x)):
-            answered = partial(_given, z[i : i + 1])
-            found.append(own(answered, x[i : i + 1], y[i : i + 1]).detach())
-        return torch.stack(found)
+        losses = []
+        for logits, record, label in zip(z.split(1), x.split(1), y.split(1), strict=True):
+            loss = own(lambda _, logits=logits: logits, record, label)  # type: ignore[misc]
+            losses.append(loss.detach())
+        return torch.stack(losses)
 
     def targets(self, y: Tensor, classes: int) -> Tensor:
         """Return targets (..., B, C) whose mean cross-entropy over a batch of B is this loss.
@@ -214,21 +211,26 @@ class ClientStep:
             q = marked.to(torch.get_default_dtype())
         records = q.shape[-2]
         batches = q.split(self.micro_batch or records, dim=-2)
-        # Each batch counts alike, however many records it holds: a mean over them is one over all records.
-        shares = [records / (len(batches) * batch.shape[-2]) for batch in batches]
-        return torch.cat([self._of_batch(batch) * s for batch, s in zip(batches, shares, strict=True)], -2)
+        targets = []
+        for batch in batches:
+            # Each batch counts alike, however many records it holds: a mean over them is one over all records.
+            share = records / (len(batches) * batch.shape[-2])
+            targets.append(self._of_batch(batch) * share)
+        return torch.cat(targets, -2)
 
     def _of_batch(self, q: Tensor) -> Tensor:
         """Return targets (..., B, C) of one batch with probabilities q (..., B, C)."""
-        classes = q.shape[-1]
+        records, classes = q.shape[-2:]
         weights = torch.ones(classes, device=q.device)
         if self.class_weights:
             weights = torch.tensor(self.class_weights, device=q.device)
         weighted = q * weights.to(q)
-        total = weighted.sum((-2, -1), keepdim=True)
         smoothed = (1 - self.label_smoothing) * weighted + self.label_smoothing / classes * weights.to(q)
-        records = q.shape[-2]
-        return smoothed * records if self.summed else smoothed * (records / total)
+        if self.summed:
+            return smoothed * records
+        # PyTorch divides a weighted mean by the weights of the true classes, not by the number of records.
+        total = weighted.sum((-2, -1), keepdim=True)
+        return smoothed * (records / total)
 
     def clipped(self, gradients: Tensor) -> Tensor:
         """Return gradients (..., P) as the optimiser gets them."""
@@ -259,14 +261,13 @@ def named_loss(name: str) -> OwnLoss:
     if not (name.startswith(IMPORT) and colon and path and attribute):
         raise SpecError("loss", name, "is no import path", "Write import:module:function.")
     try:
-        found = loaded(f"{path}:{attribute}")
+        loss: OwnLoss = loaded(f"{path}:{attribute}")
     except (Exception, SystemExit) as error:  # of foreign code
         problem = f"cannot be imported ({_line(error)})"
         remedy = "Put its folder on PYTHONPATH, and correct the name."
         raise SpecError("loss", name, problem, remedy) from error
-    if not callable(found) or isinstance(found, type):
+    if not callable(loss) or isinstance(loss, type):
         raise SpecError("loss", name, "is no function", _WRITE)
-    loss: OwnLoss = found
     return loss
 
 
@@ -297,7 +298,8 @@ def refuse_unusable(name: str, network: Architecture, *, one_class: bool) -> Non
         warnings.simplefilter("ignore")  # of foreign code
         module = network.build(torch.Generator().manual_seed(0)).eval()
         try:
-            first, second = (own(module, x.clone().requires_grad_(), y) for _ in range(2))
+            first = own(module, x.clone().requires_grad_(), y)
+            second = own(module, x.clone().requires_grad_(), y)
         except Exception as error:  # of foreign code
             raise SpecError("loss", name, f"fails on {_TRIED} records ({_line(error)})", _WRITE) from error
         if not isinstance(first, Tensor) or first.dim() or not first.is_floating_point():
@@ -328,7 +330,8 @@ def _not_differentiable(own: OwnLoss, module: torch.nn.Module, x: Tensor, y: Ten
     if not used or not all(bool(g.isfinite().all()) for g in used) or not any(bool(g.any()) for g in used):
         return "has no finite gradient other than zero in the network's parameters"
     try:
-        (second,) = torch.autograd.grad(torch.stack([g.square().sum() for g in used]).sum(), x)
+        squared = torch.stack([g.square().sum() for g in used]).sum()
+        (second,) = torch.autograd.grad(squared, x)
     except Exception as error:  # of foreign code
         return f"cannot be differentiated twice ({_line(error)})"
     return None if bool(second.isfinite().all()) else "has a second derivative that is not finite"
@@ -336,5 +339,4 @@ def _not_differentiable(own: OwnLoss, module: torch.nn.Module, x: Tensor, y: Ten
 
 def _line(error: BaseException) -> str:
     """Return an error in one line, with the place in foreign code."""
-    said = str(error).partition("\n")[0].rstrip(". ")
-    return f"{type(error).__name__}: {said}{plugin_line(error)}"
+    return one_line(error) + plugin_line(error)

@@ -135,16 +135,14 @@ def restore_moments(
         moment, _, name = key.partition("/")
         # Adam's step count stays on the CPU, for parameters on any device. A moment laid out in memory otherwise
         # than its parameter would take another path through the optimiser.
-        kept = value.clone() if moment == "step" else torch.empty_like(named[name]).copy_(value)
-        optimizer.state[named[name]][moment] = kept.detach()
+        state = value.clone() if moment == "step" else torch.empty_like(named[name]).copy_(value)
+        optimizer.state[named[name]][moment] = state.detach()
 
 
 def optimizer_in(settings: Mapping[str, Any]) -> OptimizerName:
     """Return the clients' optimiser by public settings; `sgd` if they name none that is known."""
-    name = settings.get("optimizer")
-    if name == "adam":
-        return "adam"
-    return "adamw" if name == "adamw" else "sgd"
+    names: dict[object, OptimizerName] = {"adam": "adam", "adamw": "adamw"}
+    return names.get(settings.get("optimizer"), "sgd")
 
 
 def rate_in(settings: Mapping[str, Any], number: int) -> float | None:

@@ -10,7 +10,7 @@ Guarantees:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fdaudit.errors import one_line
 from fdaudit.models.network import Network, trainable_parameters
 from fdaudit.parallel.randomness import forked_randomness, seeded_randomness
 from fdaudit.rng import SecretStream
@@ -75,10 +76,12 @@ class Guard:
         batch = self.rule.draw(records, self.noise)
         free = trainable_parameters(module)
         total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in free.items()}
-        entries = _ENTRIES.get(next(iter(free.values())).device.type, _ENTRIES["cpu"])
+        device = next(iter(free.values())).device
+        entries = _ENTRIES.get(device.type, _ENTRIES["cpu"])
         part = max(entries // sum(p.numel() for p in free.values()), 1)
-        loss = torch.zeros((), device=next(iter(free.values())).device)
-        with seeded_randomness(self._draws, _accelerators(free)):
+        loss = torch.zeros((), device=device)
+        gpus = {p.device: None for p in free.values() if p.device.type == "cuda"}
+        with seeded_randomness(self._draws, list(gpus)):
             for chunk in batch.split(part) if len(batch) else ():
                 chunk_losses = losses(chunk)
                 # Not for `inputs` alone: hooks fire where a layer's own input gets its gradient.
@@ -89,11 +92,6 @@ class Guard:
         noisy = self.rule.noised(total, self.noise)
         gradient = {n: noisy[n].to(p.dtype) for n, p in free.items()}
         return Step(gradient, batch, loss / self.rule.expected_batch)
-
-
-def _accelerators(parameters: Mapping[str, Tensor]) -> list[torch.device]:
-    """Return the GPUs on which these parameters lie."""
-    return list({p.device: None for p in parameters.values() if p.device.type == "cuda"})
 
 
 @contextmanager
@@ -143,7 +141,8 @@ def unfit(
             return f"its layer {name} keeps {', '.join(own)}, which no gradient rule covers"
     try:
         with forked_randomness(), sdpa_kernel(SDPBackend.MATH):
-            x, other = (random_inputs(_TRIED, input_shape, seed, words) for seed in range(2))
+            x = random_inputs(_TRIED, input_shape, 0, words)
+            other = random_inputs(_TRIED, input_shape, 1, words)
             if not words:
                 x, other = x.float(), other.float()
             if (mixing := mixing_layer(module, x, other)) is not None:
@@ -173,14 +172,14 @@ def _misses_gradient(module: nn.Module, x: Tensor) -> str | None:
     largest = max(float(g.norm()) for g in whole)
     for (name, own), g in zip(single.items(), whole, strict=True):
         if float((own.sum(0) - g).norm()) > _SAME * (float(g.norm()) + _SAME * largest):
-            said = f"its {name} gets a part of its gradient only, when records are taken one by one"
-            return f"{said}: call its layer, in place of a function that uses the weight"
+            problem = f"its {name} gets a part of its gradient only, when records are taken one by one"
+            return f"{problem}: call its layer, in place of a function that uses the weight"
     return None
 
 
 def _unknown_layer(module: nn.Module, x: Tensor, error: Exception) -> str:
     """Return the first layer without which gradients of single records can be had; the error if there is none."""
-    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('. ')}"
+    reason = one_line(error)
     free = list(trainable_parameters(module).values())
     try:
         for name, layer in module.named_modules():
@@ -208,12 +207,14 @@ def _coupled(module: nn.Module, input_shape: tuple[int, ...], words: int) -> str
     if isinstance(module, Network) and type(module).forward is not Network.forward:
         ways.append(nn.Sequential(module.extractor, module.head))
     try:
-        problems = (coupling(way, input_shape, _gradients, words) for way in ways)
-        return next(filter(None, problems), None)
+        for way in ways:
+            problem = coupling(way, input_shape, _gradients, words)
+            if problem is not None:
+                return problem
     except Exception as error:  # a network may be foreign code and raise any error
-        reason = str(error).partition(chr(10))[0].rstrip(". ")
         what = "texts" if words else "images"
-        return f"a pass over a batch of 1 to 5 {what} fails ({type(error).__name__}: {reason})"
+        return f"a pass over a batch of 1 to 5 {what} fails ({one_line(error)})"
+    return None
 
 
 def _gradients(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fdaudit.errors import SpecError, plugin_line
+from fdaudit.errors import SpecError, one_line, plugin_line
 from fdaudit.models.network import call_with
 from fdaudit.parallel.randomness import forked_randomness, generator_states
 from fdaudit.storage.digests import canonical
@@ -70,9 +70,13 @@ class Copy:
     def __init__(self, module: nn.Module, compiled: bool = False) -> None:
         self.module = module
         self.forward: Callable[[Tensor], Tensor] = torch.compile(module) if compiled else module
-        held = module.state_dict(keep_vars=True)
-        self.named = {n: t for n, t in held.items() if t.is_floating_point()}
-        self._counters = [(t, t.clone()) for t in held.values() if not t.is_floating_point()]
+        self.named: dict[str, Tensor] = {}
+        self._counters: list[tuple[Tensor, Tensor]] = []
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            if tensor.is_floating_point():
+                self.named[name] = tensor
+            else:
+                self._counters.append((tensor, tensor.clone()))
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
         """Load parameters and buffers; counters begin anew, so that no earlier job matters."""
@@ -212,7 +216,8 @@ class _Trials:
             raise self._refusal(problem + plugin_line(error), "Correct its `forward`.") from error
         random = generator_states() != states
         self._refuse_probabilities()
-        keeps = not _equal(before, dict(module.named_buffers()))
+        after = dict(module.named_buffers())
+        keeps = before.keys() != after.keys() or any(not torch.equal(before[n], after[n]) for n in after)
         coupled = random or keeps or not self._is_mean_of_parts(gradient)
         return NetworkBehavior(
             contiguous_only=self._x.dim() == 4 and not self._runs(self._x, torch.channels_last),
@@ -251,7 +256,8 @@ class _Trials:
     def _is_mean_of_parts(self, gradient: Parameters) -> bool:
         """Return whether a batch's gradient is the mean of those of its halves."""
         try:
-            first, second = (_gradient(self._built(), part) for part in self._x.chunk(2))
+            half, rest = self._x.chunk(2)
+            first, second = _gradient(self._built(), half), _gradient(self._built(), rest)
         except Exception:  # of foreign code
             return False
         return _close({n: (first[n] + second[n]) / 2 for n in gradient}, gradient)
@@ -263,24 +269,25 @@ class _Trials:
 
     def _stacks(self, gradient: Parameters) -> bool:
         module = self._built()
-        held = Copy(module).named
-        if len({id(t) for t in held.values()}) < len(held):
+        named = Copy(module).named
+        if len({id(t) for t in named.values()}) < len(named):
             return False  # stacked, the names of one weight would come apart
-        rest = {n: t.detach() for n, t in held.items() if n not in gradient}
+        rest = {n: t.detach() for n, t in named.items() if n not in gradient}
 
         def loss(w: Parameters, x: Tensor) -> Tensor:
             return _trial_loss(call_with(module, {**w, **rest}, x))
 
         try:
-            twice = {n: torch.stack([held[n].detach()] * 2) for n in gradient}
+            twice = {n: torch.stack([named[n].detach()] * 2) for n in gradient}
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "error"
-                )  # an operation that `vmap` repeats for each model gains nothing
-                found = vmap(grad(loss))(twice, torch.stack([self._x] * 2))
+                # An operation that `vmap` repeats for each model gains nothing: refuse it.
+                warnings.simplefilter("error")
+                stacked = vmap(grad(loss))(twice, torch.stack([self._x] * 2))
         except Exception:  # of foreign code, or of an operation that `vmap` lacks
             return False
-        return all(_close({n: t[k] for n, t in found.items()}, gradient) for k in range(2))
+        first = {n: t[0] for n, t in stacked.items()}
+        second = {n: t[1] for n, t in stacked.items()}
+        return _close(first, gradient) and _close(second, gradient)
 
     def _refuse_several_answers(self) -> None:
         """Refuse a network that returns no tensor in training, such as one with auxiliary heads."""
@@ -322,8 +329,8 @@ def _failure_of(module: nn.Module, x: Tensor) -> str:
     try:
         _gradient(module, x)
     except Exception as error:  # of foreign code
-        layer_name = f"layer {entered[-1]}: " if entered and entered[-1] else ""
-        return f"{layer_name}{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('. ')}"
+        where = f"layer {entered[-1]}: " if entered and entered[-1] else ""
+        return where + one_line(error)
     finally:
         for hook in hooks:
             hook.remove()
@@ -333,8 +340,9 @@ def _failure_of(module: nn.Module, x: Tensor) -> str:
 def _gradient(module: nn.Module, x: Tensor) -> Parameters:
     """Return the gradient of a trial's loss by parameter; zeros for parameters that it does not use."""
     free = {n: p for n, p in module.named_parameters() if p.requires_grad}
-    found = torch.autograd.grad(_trial_loss(module(x)), list(free.values()), materialize_grads=True)
-    return dict(zip(free, found, strict=True))
+    loss = _trial_loss(module(x))
+    gradients = torch.autograd.grad(loss, list(free.values()), materialize_grads=True)
+    return dict(zip(free, gradients, strict=True))
 
 
 def _trial_loss(z: Tensor) -> Tensor:
@@ -344,12 +352,11 @@ def _trial_loss(z: Tensor) -> Tensor:
 
 def _close(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """Return whether two sets of tensors differ by no more than rounding."""
-    gap = sum(float((a[n] - b[n]).square().sum()) for n in b)
-    return gap <= _SAME**2 * sum(float(t.square().sum()) for t in b.values())
-
-
-def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+    gap = size = 0.0
+    for name, tensor in b.items():
+        gap += float((a[name] - tensor).square().sum())
+        size += float(tensor.square().sum())
+    return gap <= _SAME**2 * size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,7 +396,9 @@ class Traits:
 
     def parts(self, records: int, x: Tensor) -> int:
         """Return the number of parts into which a step splits a batch of `records` images like `x` (n, c, h, w)."""
-        return 1 if self.coupled or self.compiled else max(1, round(records / self.at_once(x)))
+        if self.coupled or self.compiled:
+            return 1
+        return max(1, round(records / self.at_once(x)))
 
     def at_once(self, x: Tensor) -> float:
         """Return the number of images like `x` (n, c, h, w) that run fastest together; infinity for whole batches."""

@@ -68,11 +68,11 @@ def coupling(
     """
     dtype = _precise(module, input_shape, words)
     for n, scale in _TRIED:
-        if words:
-            x, other = (random_inputs(n, input_shape, s, words) for s in (1, 2))
-        else:
-            x = random_inputs(n, input_shape, 1).to(dtype) * scale
-            other = 3 * random_inputs(n, input_shape, 2).to(dtype) * scale
+        x = random_inputs(n, input_shape, 1, words)
+        other = random_inputs(n, input_shape, 2, words)
+        if not words:
+            x = x.to(dtype) * scale
+            other = 3 * other.to(dtype) * scale
         problem = _CouplingTest(module, gradients, _CLOSE[dtype], n).problem(x, other)
         if problem is not None:
             return problem
@@ -90,11 +90,12 @@ def mixing_layer(module: nn.Module, x: Tensor, other: Tensor) -> str | None:
         x: records (n, ...).
         other: records of the same shape.
     """
-    kept = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    first, second = _rows_by_layer(module, x), _rows_by_layer(module, torch.cat([other[:1], x[1:]]))
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    first = _rows_by_layer(module, x)
+    second = _rows_by_layer(module, torch.cat([other[:1], x[1:]]))
     with torch.no_grad():
         for name, buffer in module.named_buffers():
-            buffer.copy_(kept[name])
+            buffer.copy_(buffers[name])
     for one, two in zip(first, second, strict=False):
         if _alike(one.inputs, two.inputs) and one.outputs and not _alike(one.outputs, two.outputs):
             return f"its layer {one.name} is a {one.kind}, which mixes the records of a batch"
@@ -112,12 +113,12 @@ class _LayerRows(NamedTuple):
 
 def _rows_by_layer(module: nn.Module, x: Tensor) -> list[_LayerRows]:
     """Return the rows of each layer below the network's top, in the order in which the layers end."""
-    found: list[_LayerRows] = []
+    by_layer: list[_LayerRows] = []
     hooks = []
 
     def ended(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
-        read, returned = _rest(inputs, len(x)), _rest(output, len(x))
-        found.append(_LayerRows(name, type(layer).__name__, read, returned))
+        rows = _LayerRows(name, type(layer).__name__, _rest(inputs, len(x)), _rest(output, len(x)))
+        by_layer.append(rows)
 
     for name, layer in module.named_modules():
         if name:
@@ -128,7 +129,7 @@ def _rows_by_layer(module: nn.Module, x: Tensor) -> list[_LayerRows]:
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return by_layer
 
 
 def _rest(value: object, records: int) -> list[Tensor]:
@@ -137,8 +138,9 @@ def _rest(value: object, records: int) -> list[Tensor]:
 
 
 def _alike(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
-    close = (torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(one, two, strict=True))
-    return len(one) > 0 and all(close)
+    if not one:
+        return False
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(one, two, strict=True))
 
 
 class _CouplingTest:
@@ -152,7 +154,7 @@ class _CouplingTest:
 
     def problem(self, x: Tensor, other: Tensor) -> str | None:
         """Return the failure when one of `other` replaces an image of x (n, c, h, w), or None."""
-        before, quiet = _kept(self._module), self._evaluated(x)
+        before, quiet = _copied(self._module), self._evaluated(x)
         if (draws := self._draws(x)) is not None:
             return draws
         base = self._seen(x)
@@ -168,8 +170,8 @@ class _CouplingTest:
             rest = [i for i in range(len(x)) if i != j]
             if (name := self._differs(base, tensors, rest)) is not None:
                 return f"its {name} of one image depends on another image of the batch"
-        again = self._seen(x), self._evaluated(x)
-        if self._differs(base, again[0], range(len(x))) or self._differs(quiet, again[1], range(len(x))):
+        trained, evaluated, every = self._seen(x), self._evaluated(x), range(len(x))
+        if self._differs(base, trained, every) or self._differs(quiet, evaluated, every):
             return "its output depends on images that it met before"
         return self._in_company(x)
 
@@ -232,8 +234,8 @@ class _CouplingTest:
                     loss, parameters, retain_graph=True, allow_unused=True, materialize_grads=True
                 )
             )
-        for name, own in zip(self._free, zip(*rows, strict=True), strict=True):
-            tensors[f"gradient of {name}"] = _sketch(torch.stack(own))
+        for k, name in enumerate(self._free):
+            tensors[f"gradient of {name}"] = _sketch(torch.stack([gradients[k] for gradients in rows]))
         return tensors
 
     def _evaluated(self, x: Tensor) -> _Seen:
@@ -384,7 +386,7 @@ def random_inputs(n: int, input_shape: tuple[int, ...], seed: int, words: int = 
     return torch.rand(n, *input_shape, generator=generator, dtype=torch.float64)
 
 
-def _kept(module: nn.Module) -> _Seen:
+def _copied(module: nn.Module) -> _Seen:
     """Return copies of all buffers and parameters."""
     tensors = {f"buffer {n}": b.detach().clone() for n, b in module.named_buffers()}
     return tensors | {f"parameter {n}": p.detach().clone() for n, p in module.named_parameters()}
@@ -392,17 +394,14 @@ def _kept(module: nn.Module) -> _Seen:
 
 def _changed(before: Mapping[str, Tensor], module: nn.Module) -> str | None:
     """Return the name of the first buffer or parameter that has changed, or None."""
-    after = _kept(module)
+    after = _copied(module)
     for name in sorted({*before, *after}):
-        if name not in before or name not in after or not _same(before[name], after[name]):
+        if name not in before or name not in after:
+            return name
+        a, b = before[name], after[name]
+        if a.dtype != b.dtype or not torch.equal(a.nan_to_num(), b.nan_to_num()):
             return name
     return None
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.equal(a.nan_to_num(), b.nan_to_num()) if a.is_floating_point() else torch.equal(a, b)
 
 
 @contextmanager

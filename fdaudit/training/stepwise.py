@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.models.network import trainable_parameters
-from fdaudit.training.optimizers import OptimizerName, adam, moments_of, restore_moments, sgd
+from fdaudit.training.optimizers import BETAS, OptimizerName, adam, moments_of, restore_moments, sgd
 
 if TYPE_CHECKING:
     from fdaudit.training.trainer import Parameters
@@ -34,7 +34,7 @@ class Optimizer(Config):
     lr: float
     name: OptimizerName = "adam"
     momentum: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = BETAS
     weight_decay: float = 0.0
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

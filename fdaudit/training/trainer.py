@@ -89,11 +89,6 @@ class Trainer:
         """Return whether training changes buffers too, as with BatchNorm."""
         return rehearsed(self.architecture, self.device).keeps
 
-    @property
-    def trainable(self) -> frozenset[str]:
-        """Return the names of the parameters that training changes; buffers are not among them."""
-        return self._trainable
-
     # -- fitting --------------------------------------------------------------------------------------------
 
     def fit(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
@@ -102,9 +97,7 @@ class Trainer:
         Raises:
             TrainingDivergedError: a loss became NaN or infinite.
         """
-        bare = all(job.moments is None and job.guard is None for job in jobs)
-        alike = bare and _same_shapes(jobs) and self._traits.stackable
-        if self.execution.strategy == "stacked" and len(jobs) > 1 and alike:
+        if self.execution.strategy == "stacked" and len(jobs) > 1 and self._stack_together(jobs):
             return finite(jobs, self._fit_stacked(jobs, fit))
         return finite(jobs, self._by_themselves(partial(self._fit_one, fit=fit), jobs))
 
@@ -127,7 +120,10 @@ class Trainer:
                     near = fit.mu / 2 * _distance({n: copy.named[n] for n in anchor}, anchor)
                 optimizer.zero_grad(set_to_none=True)
                 losses.append(self._backward(copy, x, targets, batch, loss_of, near, fit, draws))
-                self._clip(free, fit)
+                if fit.step.clips:
+                    gradients = {name: p.grad for name, p in free.items() if p.grad is not None}
+                    for name, gradient in fit.clipped(gradients).items():
+                        free[name].grad = gradient
                 _set_rate(optimizer, fit, step, len(job.batches))
                 optimizer.step()
         moments = {} if job.moments is None else moments_of(optimizer, free)
@@ -146,14 +142,14 @@ class Trainer:
     ) -> Tensor:
         """Add the gradient of a batch's mean loss, and of `near`, to the parameters' gradients. Return the loss."""
         parts, losses = batch.chunk(self._traits.parts(len(batch), x)), list[Tensor]()
-        wanted: list[Tensor] = []
+        part_targets: Sequence[Tensor] = ()
         for number, part in enumerate(parts):
-            logits = self._logits(copy.forward, self._images(fit.augmented(_rows(x, part), draws)))
-            # A weighted mean has its weights from the whole batch.
-            wanted = wanted or [
-                *fit.targets(_rows(targets, batch), logits.shape[1]).split([*map(len, parts)])
-            ]
-            loss = loss_of(logits, wanted[number])
+            inputs = self._images(fit.augmented(_rows(x, part), draws))
+            logits = self._logits(copy.forward, inputs)
+            if not part_targets:  # a weighted mean has its weights from the whole batch
+                batch_targets = fit.targets(_rows(targets, batch), logits.shape[1])
+                part_targets = batch_targets.split([len(one) for one in parts])
+            loss = loss_of(logits, part_targets[number])
             if len(parts) > 1:  # every objective is a mean over records
                 loss = loss * (len(part) / len(batch))
             losses.append(loss.detach())
@@ -162,13 +158,6 @@ class Trainer:
                 near = None
             loss.backward()
         return torch.stack(losses).sum() if len(parts) > 1 else losses[0]
-
-    def _clip(self, free: Mapping[str, Tensor], fit: Fit) -> None:
-        """Clip the gradients of parameters that have one, as a step's settings say."""
-        if fit.step.clips:
-            gradients = {name: p.grad for name, p in free.items() if p.grad is not None}
-            for name, gradient in fit.clipped(gradients).items():
-                free[name].grad = gradient
 
     def _fit_guarded(self, copy: Copy, job: Job, guard: Guard, fit: Fit) -> Fitted:
         """Fit along noisy gradients. FedProx's term, weight decay and momentum do not depend on the records."""
@@ -198,10 +187,10 @@ class Trainer:
         mean_of, draws = loss_function(fit.objective, fit.temperature), _augmenting(job)
         x, targets = job.x.to(self.device), job.targets.to(self.device)
 
-        def losses(drawn: Tensor) -> Tensor:  # every objective is a mean over records
-            inputs = self._images(fit.augmented(_rows(x, drawn), draws))
+        def losses(records: Tensor) -> Tensor:  # every objective is a mean over records
+            inputs = self._images(fit.augmented(_rows(x, records), draws))
             inputs.requires_grad_(inputs.is_floating_point())
-            return mean_of(copy.module(inputs), _rows(targets, drawn)) * len(drawn)
+            return mean_of(copy.module(inputs), _rows(targets, records)) * len(records)
 
         with per_sample_gradients(copy.module):
             for _ in range(guard.steps):
@@ -214,10 +203,11 @@ class Trainer:
         buffers = {n: t for n, t in stacked.items() if n not in self._trainable}
         loss_of = loss_function(fit.objective, fit.temperature)
         optimizer = _optimizer(list(free.values()), fit)
-        anchors = [self._anchor(j, fit) for j in jobs]
         proximal: Parameters = {}
         if fit.mu:
-            proximal = {n: torch.stack([a[n] for a in anchors if a is not None]) for n in free}
+            anchors = [anchor for job in jobs if (anchor := self._anchor(job, fit)) is not None]
+            for n in free:
+                proximal[n] = torch.stack([anchor[n] for anchor in anchors])
         inputs = [j.x.to(self.device) for j in jobs]
         targets = [j.targets.to(self.device) for j in jobs]
         batches = [_moved(j.batches, self.device) for j in jobs]
@@ -229,15 +219,17 @@ class Trainer:
         ) -> tuple[Tensor, Tensor]:
             logits = self._logits(partial(call_with, self._module, {**w, **rest}), xb)
             plain = loss_of(logits, fit.targets(yb, logits.shape[1]))
-            return (plain + fit.mu / 2 * _distance(w, a) if a else plain), plain
+            if not a:
+                return plain, plain
+            return plain + fit.mu / 2 * _distance(w, a), plain
 
         advance = vmap(grad_and_value(one, has_aux=True))
         losses = []
         for step in range(len(jobs[0].batches)):
-            drawn = [b[step] for b in batches]
-            xb, yb = _drawn(inputs, drawn), _drawn(targets, drawn)
+            indices = [b[step] for b in batches]
+            xb, yb = _stacked_rows(inputs, indices), _stacked_rows(targets, indices)
             if fit.augmentation is not None:
-                xb = torch.stack([fit.augmented(x, of) for x, of in zip(xb, draws, strict=True)])
+                xb = torch.stack([fit.augmented(x, own) for x, own in zip(xb, draws, strict=True)])
             detached = {n: t.detach() for n, t in free.items()}
             gradients, (_, plain) = advance(detached, buffers, proximal, xb, yb)
             gradients = fit.clipped(gradients, len(jobs))
@@ -270,8 +262,8 @@ class Trainer:
             return Fitted(step.gradient, step.loss.reshape(1).cpu(), batches=[step.batch])
         copy.module.train()
         batch = job.batches[0]
-        x, targets = fit.augmented(_rows(job.x, batch), _augmenting(job)), _rows(job.targets, batch)
-        x, targets = self._images(x), targets.to(self.device)
+        x = self._images(fit.augmented(_rows(job.x, batch), _augmenting(job)))
+        targets = _rows(job.targets, batch).to(self.device)
         with self.randomness(job.seed):
             logits = copy.module(x)
             targets = fit.targets(targets, logits.shape[1])
@@ -308,8 +300,7 @@ class Trainer:
         self._copies[0].load(parameters)
         self._module.eval()
         size = int(min(_PREDICT_BATCH, self._traits.at_once(x)))
-        devices = [self.device] if self.device.type == "cuda" else []
-        with seeded_randomness(0, devices) if self._traits.draws_answers else nullcontext():
+        with seeded_randomness(0, self._gpus) if self._traits.draws_answers else nullcontext():
             return torch.cat([self._module(self._images(part)).cpu() for part in x.split(size)])
 
     # -- lending --------------------------------------------------------------------------------------------
@@ -350,6 +341,13 @@ class Trainer:
 
     # -- details --------------------------------------------------------------------------------------------
 
+    def _stack_together(self, jobs: Sequence[Job]) -> bool:
+        """Return whether jobs differ in numbers alone: in no shape, and without guards or moments."""
+        if any(job.moments is not None or job.guard is not None for job in jobs):
+            return False
+        shapes = {(job.x.shape[1:], job.targets.shape[1:], *map(len, job.batches)) for job in jobs}
+        return len(shapes) == 1 and self._traits.stackable
+
     def _workers(self, pieces: int) -> int:
         # Draws come from the global generators, and compilers are no friends of threads: such work takes turns.
         alone = self._traits.random or self._traits.compiled or self.device.type != "cpu"
@@ -382,10 +380,10 @@ class Trainer:
 
 
 def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:
-    if fit.optimizer != "sgd":
-        decoupled = fit.optimizer == "adamw"
-        return adam(tensors, fit.lr, betas=fit.betas, weight_decay=fit.weight_decay, decoupled=decoupled)
-    return sgd(tensors, fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay)
+    if fit.optimizer == "sgd":
+        return sgd(tensors, fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay)
+    decoupled = fit.optimizer == "adamw"
+    return adam(tensors, fit.lr, betas=fit.betas, weight_decay=fit.weight_decay, decoupled=decoupled)
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, fit: Fit, step: int, steps: int) -> None:
@@ -411,7 +409,7 @@ def _rows(tensor: Tensor, index: Tensor) -> Tensor:
     return tensor.index_select(0, index.to(tensor.device))
 
 
-def _drawn(tensors: Sequence[Tensor], batches: Sequence[Tensor]) -> Tensor:
+def _stacked_rows(tensors: Sequence[Tensor], batches: Sequence[Tensor]) -> Tensor:
     """Return the batch (b, ...) of each tensor (n, ...), stacked; one gather if all are the same tensor."""
     first = tensors[0]
     if all(tensor is first for tensor in tensors):
@@ -423,10 +421,6 @@ def _drawn(tensors: Sequence[Tensor], batches: Sequence[Tensor]) -> Tensor:
 def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Return the squared ℓ2 distance between two sets of named tensors."""
     return torch.stack([(a[n] - b[n]).square().sum() for n in a]).sum()
-
-
-def _same_shapes(jobs: Sequence[Job]) -> bool:
-    return len({(j.x.shape[1:], j.targets.shape[1:], *map(len, j.batches)) for j in jobs}) == 1
 
 
 def _table(losses: Sequence[Tensor]) -> Tensor:

@@ -130,6 +130,13 @@ def test_the_prior_of_withheld_classes_knows_none_of_them() -> None:
     )
 
 
+def test_withholding_a_class_of_which_no_image_was_known_changes_no_guess() -> None:
+    aux, of = _flat(0.1, 0.2, 0.3), [1, 2, 3]
+    labels = np.array([1, 4, 2, 4])
+    guess = ClassPriors(aux, of).guess("class-mean", labels, _rng())
+    assert torch.equal(ClassPriors(aux, of, [[4]]).guess("class-mean", labels, _rng()), guess)
+
+
 def test_distances_to_records_and_to_bystanders_of_a_class() -> None:
     x, y = _flat(0.1, 0.5), torch.tensor([1, 2])
     others = Bystanders(_flat(0.2, 0.9), np.array([0, 1]), np.array([1, 2]))

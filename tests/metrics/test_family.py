@@ -117,16 +117,15 @@ def test_a_rate_that_leaks_is_found_where_the_auc_does_not_move() -> None:
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_statistic_of_a_rate_is_its_p_value(ties: bool) -> None:
     """Rates are ordered as their own p-values are, at rates that are not cut off."""
-    from fdaudit.metrics.family import _columns, _Rate
+    from fdaudit.metrics.family import _rates
 
     rng = np.random.default_rng(7)
     for _ in range(30):
         values = rng.standard_normal((2, 60)).round(1 if ties else 9)
         coins = np.where(rng.random(60) < 0.5, 1, -1).astype(np.int8)
-        pairs = Pairs(values[0], values[1])
         inside, outside = np.where(coins > 0, values, values[::-1])
         member = np.arange(120) < 60
-        rates = [c for c in _columns("a", {"client/0": pairs}, {"client/0": 0}) if isinstance(c, _Rate)]
+        rates = list(_rates("a", "client/0", np.arange(60), values.ravel()))
         assert {r.tested.figure for r in rates} == {"tpr_at_10fpr"}
         found = round(60 * tpr_at_fpr(np.concatenate([inside, outside]), member, 0.1))
         threshold = np.sort(outside)[::-1][6]

@@ -201,7 +201,7 @@ def test_every_network_is_trained_the_same_under_both_strategies(name: str, stra
             torch.testing.assert_close(fitted.parameters[tensor], due, rtol=1e-4, atol=1e-5)
         assert any(not torch.equal(fitted.parameters[n], job.parameters[n]) for n in job.parameters)
     (gradient, _) = trainer.gradients(jobs, fit)
-    assert set(gradient.parameters) == set(trainer.trainable)
+    assert set(gradient.parameters) == set(trainer._trainable)
 
 
 class Heads(NamedTuple):

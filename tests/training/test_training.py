@@ -217,7 +217,7 @@ def test_batchnorm_statistics_are_part_of_a_fitted_model_whatever_the_strategy_a
         expected, _ = plain(network, job, fit)
         close(fitted.parameters, expected)
         assert any("running_mean" in n for n in fitted.parameters)
-    assert not any("running" in n for n in trainer.trainable)
+    assert not any("running" in n for n in trainer._trainable)
 
 
 @pytest.mark.parametrize("strategy", ["loop", "stacked"])

@@ -17,11 +17,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from fdaudit.metrics._arrays import Floats, Integers
 
 __all__ = ["Distinguisher", "choose", "lower_bound"]
-
-Floats = NDArray[np.float64]
 
 _THRESHOLDS = 2000
 """Thresholds tried in each direction."""
@@ -63,26 +62,26 @@ def choose(p: Floats, q: Floats, *, delta: float, failure: float) -> Distinguish
         ranks = np.unique(np.concatenate([toward_end, len(pooled) - toward_end]).astype(np.int64))
         pooled = pooled[ranks]
     n, m = len(p), len(q)
-    below = np.searchsorted(np.sort(p), pooled), np.searchsorted(np.sort(q), pooled)
-    best: tuple[float, Distinguisher] | None = None
+    on_p, on_q = (
+        np.searchsorted(np.sort(p), pooled),
+        np.searchsorted(np.sort(q), pooled),
+    )  # below each threshold
+    candidates = []
     for above in (True, False):
-        on_p, on_q = (n - below[0], m - below[1]) if above else below
-        orders = {True: (on_p, n, on_q, m), False: (on_q, m, on_p, n)}
-        for first, counts in orders.items():
+        hits_p, hits_q = (n - on_p, m - on_q) if above else (on_p, on_q)
+        for first, counts in ((True, (hits_p, n, hits_q, m)), (False, (hits_q, m, hits_p, n))):
             bounds = _bound(*counts, delta, failure)
             at = int(bounds.argmax())
-            if best is None or bounds[at] > best[0]:
-                distinguisher = Distinguisher(threshold=float(pooled[at]), above=above, first=first)
-                best = float(bounds[at]), distinguisher
-    assert best is not None  # noqa: S101 (four sets at least have been tried)
-    return best[1]
+            distinguisher = Distinguisher(threshold=float(pooled[at]), above=above, first=first)
+            candidates.append((float(bounds[at]), distinguisher))
+    return max(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def lower_bound(found: Distinguisher, p: Floats, q: Floats, *, delta: float, failure: float) -> float:
+def lower_bound(distinguisher: Distinguisher, p: Floats, q: Floats, *, delta: float, failure: float) -> float:
     """Return a lower bound on ε at confidence 1 - `failure`: log((p_L - δ) / q_U), or 0 if that is less or undefined.
 
     Args:
-        found: a set that was chosen without these scores.
+        distinguisher: a set that was chosen without these scores.
         p: scores of fresh draws on D (n,).
         q: scores of fresh draws on D' (m,).
         delta: δ.
@@ -92,14 +91,13 @@ def lower_bound(found: Distinguisher, p: Floats, q: Floats, *, delta: float, fai
         ValueError: scores are empty or NaN, or δ or `failure` is out of range.
     """
     _refuse(p, q, delta, failure)
-    samples = (p, q) if found.first else (q, p)
-    (likely, n), (unlikely, m) = [(np.array([found.hits(scores)]), len(scores)) for scores in samples]
-    return max(0.0, float(_bound(likely, n, unlikely, m, delta, failure)[0]))
+    likelier, other = (p, q) if distinguisher.first else (q, p)
+    likely = np.array([distinguisher.hits(likelier)])
+    unlikely = np.array([distinguisher.hits(other)])
+    return max(0.0, float(_bound(likely, len(likelier), unlikely, len(other), delta, failure)[0]))
 
 
-def _bound(
-    likely: NDArray[np.int64], n: int, unlikely: NDArray[np.int64], m: int, delta: float, failure: float
-) -> Floats:
+def _bound(likely: Integers, n: int, unlikely: Integers, m: int, delta: float, failure: float) -> Floats:
     """Return log((p_L - δ) / q_U) for each pair of counts (k,); -∞ if δ by itself explains the counts."""
     from scipy.stats import beta
 

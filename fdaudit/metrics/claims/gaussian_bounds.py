@@ -17,14 +17,14 @@ Source: Mahloujifar, Melis & Chaudhuri 2025, "Auditing f-Differential Privacy in
 from __future__ import annotations
 
 import math
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.events import Relation
 from fdaudit.metrics._arrays import probability
-from fdaudit.metrics._guessed import GuessNumber, OneRunDesign, counted, evenly, fixed, tried
+from fdaudit.metrics._guessed import GuessNumber, OneRunDesign, counted, finite_claim, tried
 
 __all__ = ["gdp_epsilon", "mu_lower_bound", "mu_p_value", "one_run_mu"]
 
@@ -76,8 +76,10 @@ def mu_lower_bound(
         UsageError: shapes do not match, a number is out of range, or the design does not support the relation.
     """
     alpha = 1 - probability(confidence, "confidence")
-    coin_guesses = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
-    mu = max(_inverted(c, r, coin_guesses.coins, alpha * w) for c, r, w in coin_guesses.counts)
+    coin_guesses = tried(scores, member, design, relation, pair, guesses, _family)
+    mu = 0.0
+    for correct, r, share in coin_guesses.counts:
+        mu = max(mu, _inverted(correct, r, coin_guesses.coins, alpha * share))
     return mu / 2 if coin_guesses.halved else mu
 
 
@@ -98,10 +100,13 @@ def mu_p_value(
     Raises:
         UsageError: as `mu_lower_bound`; or a negative or infinite μ.
     """
-    _refuse(mu)
-    coin_guesses = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
+    finite_claim(mu, "mu")
+    coin_guesses = tried(scores, member, design, relation, pair, guesses, _family)
     claim = 2 * mu if coin_guesses.halved else mu
-    return min(1.0, *(_p_value(c, r, coin_guesses.coins, claim) / w for c, r, w in coin_guesses.counts))
+    p = 1.0
+    for correct, r, share in coin_guesses.counts:
+        p = min(p, _p_value(correct, r, coin_guesses.coins, claim) / share)  # Bonferroni
+    return p
 
 
 def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float = 0.95) -> float:
@@ -131,7 +136,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     from scipy.optimize import brentq
     from scipy.special import log_ndtr, ndtri
 
-    _refuse(mu)
+    finite_claim(mu, "mu")
     if not 0 <= delta < 1:
         raise UsageError("delta", delta, "is no probability", "Give a δ of at least 0 and below 1.")
     if mu == 0:
@@ -149,15 +154,8 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     return float(brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-12))
 
 
-def _refuse(mu: float) -> None:
-    if not 0 <= mu < math.inf:
-        raise UsageError("mu", mu, "is no finite claim", "Give a number of at least 0.")
-
-
-def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[GuessNumber]:
+def _family(design: OneRunDesign, coins: int) -> list[GuessNumber]:
     """Return the tried numbers of guesses for a number of coins, with their shares of the level."""
-    if guesses is not None:
-        return evenly([fixed(guesses, coins)], design)
     parts = dict[tuple[int, bool], float]()
     for share, both, part in _OF_CANDIDATES if design == "coin-flips" else _OF_PAIRS:
         r = max(1, round(share * coins))

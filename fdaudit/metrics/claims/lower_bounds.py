@@ -19,7 +19,7 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from fdaudit.errors import UsageError
 from fdaudit.events import Relation
 from fdaudit.metrics._arrays import Flags, Floats, flags, probability, vector
-from fdaudit.metrics._guessed import GuessNumber, OneRunDesign, counted, evenly, fixed, known, tried
+from fdaudit.metrics._guessed import GuessNumber, OneRunDesign, counted, evenly, finite_claim, known, tried
 from fdaudit.metrics.claims.claim_test import choose, lower_bound
 
 __all__ = [
@@ -89,7 +89,8 @@ def epsilon_lower_bound(
     """
     values = vector(scores, "scores")
     truth = flags(member, "member", len(values))
-    delta, alpha = _delta(delta), 1 - probability(confidence, "confidence")
+    delta = _delta(delta)
+    alpha = 1 - probability(confidence, "confidence")
     known(design, (*get_args(OneRunDesign), "independent-runs"), "design")
     known(relation, get_args(Relation), "relation")
     if design == "independent-runs":
@@ -97,11 +98,11 @@ def epsilon_lower_bound(
             problem = f"has no meaning under {design}"
             raise UsageError("pair", pair, problem, "Give it with design 'matched-pairs', and there only.")
         return _of_runs(values, truth, delta, alpha, guesses)
-    coin_guesses = tried(values, truth, design, relation, pair, partial(_asked, design, guesses))
-    return max(
-        _inverted(v, r, coin_guesses.coins, delta, alpha * w, coin_guesses.halved)
-        for v, r, w in coin_guesses.counts
-    )
+    coin_guesses = tried(values, truth, design, relation, pair, guesses, _family)
+    bounds = []
+    for right, r, share in coin_guesses.counts:
+        bounds.append(_inverted(right, r, coin_guesses.coins, delta, alpha * share, coin_guesses.halved))
+    return max(bounds)
 
 
 def epsilon_p_value(
@@ -123,12 +124,14 @@ def epsilon_p_value(
     Raises:
         UsageError: as `epsilon_lower_bound`; or a negative or infinite ε.
     """
-    if not 0 <= epsilon < math.inf:
-        raise UsageError("epsilon", epsilon, "is no finite claim", "Give a number of at least 0.")
+    finite_claim(epsilon, "epsilon")
     delta = _delta(delta)
-    coin_guesses = tried(scores, member, design, relation, pair, partial(_asked, design, guesses))
+    coin_guesses = tried(scores, member, design, relation, pair, guesses, _family)
     claim = _replaced(epsilon, delta) if coin_guesses.halved else (epsilon, delta)
-    return min(1.0, *(_p_value(v, r, coin_guesses.coins, *claim) / w for v, r, w in coin_guesses.counts))
+    p = 1.0
+    for right, r, share in coin_guesses.counts:
+        p = min(p, _p_value(right, r, coin_guesses.coins, *claim) / share)  # Bonferroni
+    return p
 
 
 def one_run_epsilon(
@@ -160,18 +163,15 @@ def one_run_epsilon(
     return _inverted(int(correct), int(guesses), int(canaries), _delta(delta), alpha, False)
 
 
-def most_contradictable(
-    guesses: int, delta: float, confidence: float = 0.95, canaries: int | None = None
-) -> float:
+def most_contradictable(guesses: int, delta: float, confidence: float = 0.95) -> float:
     """Return the bound of a perfect attack: no claim above it can be contradicted with this many guesses.
 
     Args:
         guesses: number of guesses, all right.
         delta: δ.
         confidence: confidence of the bound.
-        canaries: number of canaries; default: as many as guesses.
     """
-    return one_run_epsilon(guesses, guesses, guesses if canaries is None else canaries, delta, confidence)
+    return one_run_epsilon(guesses, guesses, guesses, delta, confidence)
 
 
 @lru_cache(maxsize=4096)
@@ -181,8 +181,7 @@ def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> in
     Raises:
         UsageError: a negative or infinite ε, or a number out of range.
     """
-    if not 0 <= epsilon < math.inf:
-        raise UsageError("epsilon", epsilon, "is no finite claim", "Give a number of at least 0.")
+    finite_claim(epsilon, "epsilon")
     alpha, delta = 1 - probability(confidence, "confidence"), _delta(delta)
 
     def enough(r: int) -> bool:
@@ -198,17 +197,18 @@ def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> in
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        if enough(middle):
+            high = middle
+        else:
+            low = middle
     return high
 
 
 # -- independent runs ---------------------------------------------------------------------------------------------
 
 
-def _asked(design: OneRunDesign, guesses: int | None, coins: int) -> list[GuessNumber]:
+def _family(design: OneRunDesign, coins: int) -> list[GuessNumber]:
     """Return the tried numbers of guesses for a number of coins, with equal shares of the level."""
-    if guesses is not None:
-        return evenly([fixed(guesses, coins)], design)
     return evenly(sorted({max(1, round(share * coins)) for share in _SHARES}), design)
 
 
@@ -250,6 +250,7 @@ def _p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: f
     for start in range(1, correct + 1, _CHUNK) if factor > 0 else ():
         i = np.arange(start, min(start + _CHUNK, correct + 1))
         drop = below + np.cumsum(binom.pmf(correct - i, guesses, q))
+        # Theorem 5.2: P[W >= v] + 2mδ max_i (P[W >= v - i] - P[W >= v]) / i, as a mean weighted by 2mδ / i.
         share = factor / i
         terms = share * (tail + drop) + (1 - share) * np.where(share > 1, least, tail)
         worst, below = max(worst, float(terms.max())), float(drop[-1])
@@ -265,9 +266,8 @@ def _inverted(correct: int, guesses: int, canaries: int, delta: float, alpha: fl
     from scipy.special import betaincinv, logit
 
     def excess(epsilon: float) -> float:
-        if not halved:
-            return _p_value(correct, guesses, canaries, epsilon, delta) - alpha
-        return _p_value(correct, guesses, canaries, *_replaced(epsilon, delta)) - alpha
+        claim = _replaced(epsilon, delta) if halved else (epsilon, delta)
+        return _p_value(correct, guesses, canaries, *claim) - alpha
 
     if correct == 0 or excess(0.0) > 0:
         return 0.0

@@ -43,6 +43,7 @@ class Gallery:
     def pictures(self) -> Integers:
         """Return a number (N,) for each record, the same for equal images."""
         flat = np.ascontiguousarray(self.images.detach().cpu().numpy()).reshape(len(self.images), -1)
+        # The bytes of an image count as one item, so that `unique` compares whole images.
         whole = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).ravel()
         return np.unique(whole, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
@@ -91,10 +92,12 @@ def score_records(gallery: Gallery, probes: Sequence[Probe], counts: Sequence[Ma
         probes: the guesses.
         counts: for each probe, its number of true records of each class.
     """
-    guesses, N = torch.cat([p.guess for p in probes]).float(), len(gallery.groups)
+    N = len(gallery.groups)
+    guesses = torch.cat([p.guess for p in probes]).float()
     owner = np.repeat(np.arange(len(probes)), [len(p.guess) for p in probes])
     alike = resemblances(guesses, gallery.images) if N else {}
-    best, margin = (np.full((len(probes), len(alike), N), np.nan) for _ in range(2))
+    best = np.full((len(probes), len(alike), N), np.nan)
+    margin = np.full_like(best, np.nan)
     for group in np.unique(gallery.groups).tolist():
         rows = np.flatnonzero(gallery.groups == group)
         values = np.stack([of[:, rows] for of in alike.values()])
@@ -114,8 +117,10 @@ def _best_and_margin(alike: Floats, count: int) -> tuple[Floats, Floats]:
     records: if these guesses all are the class's average, there is no margin.
     """
     ordered = -np.sort(-alike, axis=1)
-    among = ordered.shape[1] if count < _AVERAGE else (count + 1) // 2
-    return ordered[:, 0], ordered[:, 0] - ordered[:, :among].mean(1)
+    largest = ordered
+    if count >= _AVERAGE:
+        largest = ordered[:, : (count + 1) // 2]
+    return ordered[:, 0], ordered[:, 0] - largest.mean(1)
 
 
 def score_identities(
@@ -125,11 +130,12 @@ def score_identities(
     reference, identities, N = gallery.held, gallery.identities, len(gallery.groups)
     if reference is None or reference.identities is None or identities is None:
         return None
-    scores, held_identities = score_records(reference, probes, counts), reference.identities
-    best, margin = (np.full((*scores.best.shape[:2], N), np.nan) for _ in range(2))
+    scores = score_records(reference, probes, counts)
+    best = np.full((*scores.best.shape[:2], N), np.nan)
+    margin = np.full_like(best, np.nan)
     for group, identity in np.unique(np.stack([gallery.groups, identities]), axis=1).T.tolist():
         rows = np.flatnonzero((gallery.groups == group) & (identities == identity))
-        photographs = np.flatnonzero((reference.groups == group) & (held_identities == identity))
+        photographs = np.flatnonzero((reference.groups == group) & (reference.identities == identity))
         if len(photographs):
             best[..., rows] = scores.best[..., photographs].max(-1)[..., None]
             margin[..., rows] = scores.margin[..., photographs].max(-1)[..., None]

@@ -25,6 +25,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ import numpy as np
 
 from fdaudit.metrics._arrays import Flags, Floats, Integers
 from fdaudit.metrics.galleries.gallery import Gallery, Probe, Scores, score_identities, score_records
-from fdaudit.metrics.intervals import share_figure
+from fdaudit.metrics.intervals import exceedance, share_figure, unavailable
 from fdaudit.types import Figure
 
 __all__ = ["Identification", "Rank", "identify"]
@@ -73,42 +74,38 @@ class Identification:
     ranks: Mapping[str, Mapping[int, Rank]]
 
 
-def identify(
-    gallery: Gallery, probes: Sequence[Probe], generator: np.random.Generator, confidence: float = 0.95
-) -> Identification:
+def identify(gallery: Gallery, probes: Sequence[Probe], generator: np.random.Generator) -> Identification:
     """Test whether guesses identify records in their galleries, for each target and for all targets.
 
     Args:
         gallery: the records. They must not include records that an adversary holds or that no target could hold.
         probes: the targets; no record belongs to two of them.
         generator: draws records in place of the true ones.
-        confidence: level of the intervals, which assume independent records.
 
     Returns:
-        Figures `identification` (rank-1 rate with its p-value), `identification_chance` (the rate of drawn records) and
-        `identification_rank` (median rank), each by the distance that identifies most, chance included. If the
-        adversary holds records of known identities, also `identity_identification` and its chance: does an adversary
-        with other records of a person recognise that person? This gallery consists of identities, each scored by the
-        adversary's records of it. The true record is never among these. Without a gallery, figures are unavailable with
-        the reason.
+        Figures `identification` (rank-1 rate with its p-value, and an interval for independent records),
+        `identification_chance` (the rate of drawn records) and `identification_rank` (median rank), each by the
+        distance that identifies most, chance included. If the adversary holds records of known identities, also
+        `identity_identification` and its chance: does an adversary with other records of a person recognise that
+        person? This gallery consists of identities, each scored by the adversary's records of it. The true record is
+        never among these. Without a gallery, figures are unavailable with the reason.
     """
-    counts = [dict(zip(*np.unique(gallery.groups[p.rows], return_counts=True), strict=True)) for p in probes]
+    counts = [Counter(gallery.groups[p.rows].tolist()) for p in probes]
     tests = [("identification", _Test(score_records(gallery, probes, counts), probes))]
     if all(p.labels is None for p in probes):
         of_persons = score_identities(gallery, probes, counts)
         if of_persons is not None:
             tests.append(("identity_identification", _Test(of_persons, probes)))
-    figures, targets = list[Figure](), {p.target: list[Figure]() for p in probes}
+    figures: tuple[Figure, ...] = ()
+    targets: dict[str, tuple[Figure, ...]] = {}
     ranks: Mapping[str, Mapping[int, Rank]] = {}
     for name, test in tests:
-        whole, each, test_ranks = test.run(name, generator.spawn(1)[0], confidence)
+        whole, by_target, test_ranks = test.run(name, generator.spawn(1)[0])
         figures += whole
-        for target, own in each.items():
-            targets[target] += own
+        for target, own in by_target.items():
+            targets[target] = targets.get(target, ()) + own
         ranks = ranks or test_ranks
-    return Identification(
-        figures=tuple(figures), targets={t: tuple(own) for t, own in targets.items()}, ranks=ranks
-    )
+    return Identification(figures=figures, targets=targets, ranks=ranks)
 
 
 # -- the test ---------------------------------------------------------------------------------------------------
@@ -156,39 +153,48 @@ class _Test:
         self._count[group] = start
 
     def run(
-        self, name: str, generator: np.random.Generator, confidence: float
+        self, name: str, generator: np.random.Generator
     ) -> tuple[tuple[Figure, ...], dict[str, tuple[Figure, ...]], dict[str, dict[int, Rank]]]:
         """Return the figures of all targets, each target's own, and the ranks of its records."""
         if not self.rows:
             none = _unavailable(name)
             return none, {p.target: none for p in self.probes}, {p.target: {} for p in self.probes}
         parties = [k for k, sets in enumerate(self.sets) if sets]
-        several = [parties, *([k] for k in parties)] if len(parties) > 1 else [parties]
+        several = [parties]  # all targets together, and each
+        if len(parties) > 1:
+            several += [[k] for k in parties]
         truth = {}
         for k in parties:
             truth[k] = [s.places[None] for s in self.sets[k]]
         draws = self._draw(_CALIBRATION, generator)
-        scale = [_Scale.of(self._statistic(w, draws)) for w in several]
-        observed = [
-            float(s.largest(self._statistic(w, truth))[0]) for s, w in zip(scale, several, strict=True)
-        ]
+        scale = []
+        observed = []
+        for who in several:
+            scale.append(_Scale.of(self._statistic(who, draws)))
+            observed.append(float(scale[-1].largest(self._statistic(who, truth))[0]))
         p = self._p_values(several, scale, observed, generator)
-        luck = {k: self._hits(k, draws[k]) for k in parties}
-        right = {k: self._hits(k, truth[k])[0] for k in parties}
+        right, lucky, items = {}, {}, {}
+        for k in parties:
+            right[k] = self._hits(k, truth[k])[0][:, 0]
+            lucky[k], items[k] = self._hits(k, draws[k])
         figures, ranks = [], dict[str, dict[int, Rank]]()
+        by_target = dict.fromkeys((p.target for p in self.probes), _unavailable(name))
         for who, value in zip(several, p, strict=True):
-            by = _best_distance(np.sum([right[k] for k in who], axis=0)[:, 0])
+            hits = np.sum([right[k] for k in who], axis=0)
+            # The distance with most hits; in a tie the last one, which is the mean of all.
+            best = len(hits) - 1 - int(hits[::-1].argmax())
             together = list[Rank]()
             for k in who:
-                by_row = self._ranks(k, by)
+                by_row = self._ranks(k, best)
                 ranks[self.probes[k].target] = by_row
                 together += by_row.values()
-            most = np.sum([luck[k][0] for k in who], axis=0).max(0)
-            chance = float(most.sum() / max(sum(luck[k][1].sum() for k in who), 1))
-            figures.append(self._figures(name, together, value, chance, by, confidence))
-        each = dict.fromkeys((p.target for p in self.probes), _unavailable(name))
-        each |= {self.probes[w[0]].target: f for w, f in zip(several, figures, strict=True) if len(w) == 1}
-        return figures[0], each, ranks
+            # Chance may choose its distance too, in each draw.
+            by_chance = np.sum([lucky[k] for k in who], axis=0).max(0).sum()
+            most = np.sum([items[k] for k in who])
+            figures.append(self._figures(name, together, value, float(by_chance / max(most, 1)), best))
+            if len(who) == 1:
+                by_target[self.probes[who[0]].target] = figures[-1]
+        return figures[0], by_target, ranks
 
     def _draw(self, n: int, generator: np.random.Generator) -> dict[int, list[Integers]]:
         """Draw records in place of the true ones `n` times; return places (n, size) by target and set."""
@@ -201,15 +207,15 @@ class _Test:
                         places[k].append(order[:, one.start : one.start + len(one.places)])
         return places
 
-    def _statistic(self, who: Sequence[int], drawn: Mapping[int, Sequence[Integers]]) -> Floats:
+    def _statistic(self, who: Sequence[int], draws: Mapping[int, Sequence[Integers]]) -> Floats:
         """Return both statistics by every distance, (2 x distances, n), summed over targets."""
-        total: Floats = np.sum([self._one(k, drawn[k]) for k in who], axis=0)
+        total: Floats = np.sum([self._of_target(k, draws[k]) for k in who], axis=0)
         return total
 
-    def _one(self, k: int, drawn: Sequence[Integers]) -> Floats:
+    def _of_target(self, k: int, draws: Sequence[Integers]) -> Floats:
         probe, alone = self.probes[k], list[Floats]()
-        apart, margins = np.zeros((2, len(self.distances), len(drawn[0])))
-        for one, places in zip(self.sets[k], drawn, strict=True):
+        apart, margins = np.zeros((2, len(self.distances), len(draws[0])))
+        for one, places in zip(self.sets[k], draws, strict=True):
             best, margin = self._values[k][one.group]
             values = best[:, places] - best.mean(1)[:, None, None]
             if probe.labels is None and len(probe.guess) == 1:
@@ -230,38 +236,41 @@ class _Test:
         generator: np.random.Generator,
     ) -> list[float]:
         """Draw until all p-values are known: each stops at its last exceedance, or at the most draws."""
-        reached, stopped, count = [0] * len(several), [0] * len(several), 0
-        while count < _MOST_DRAWS and not all(stopped):
+        reached, count = [0] * len(several), 0
+        p: list[float | None] = [None] * len(several)
+        while count < _MOST_DRAWS and None in p:
             n = min(_AT_ONCE, _MOST_DRAWS - count)
             draws = self._draw(n, generator)
             for i, who in enumerate(several):
-                if stopped[i]:
+                if p[i] is not None:
                     continue
-                as_good = np.flatnonzero(scale[i].largest(self._statistic(who, draws)) >= observed[i] - 1e-9)
+                largest = scale[i].largest(self._statistic(who, draws))
+                as_good = np.flatnonzero(largest >= observed[i] - 1e-9)
                 missing = _EXCEEDANCES - reached[i]
                 if len(as_good) >= missing:
-                    stopped[i] = count + int(as_good[missing - 1]) + 1
+                    # Besag and Clifford: h / l if the h-th exceedance is draw l.
+                    p[i] = _EXCEEDANCES / (count + int(as_good[missing - 1]) + 1)
                 reached[i] += len(as_good)
             count += n
         return [
-            _EXCEEDANCES / s if s else (1 + r) / (1 + _MOST_DRAWS)
-            for r, s in zip(reached, stopped, strict=True)
+            exceedance(r, _MOST_DRAWS) if value is None else value
+            for r, value in zip(reached, p, strict=True)
         ]
 
-    def _hits(self, k: int, drawn: Sequence[Integers]) -> tuple[Integers, Integers]:
+    def _hits(self, k: int, draws: Sequence[Integers]) -> tuple[Integers, Integers]:
         """Count the items of a target that each distance identifies (d, n), and the items with a gallery (n,)."""
-        hits = np.zeros((len(self.distances), len(drawn[0])), dtype=np.int64)
-        counted = np.zeros(len(drawn[0]), dtype=np.int64)
-        for one, places in zip(self.sets[k], drawn, strict=True):
+        hits = np.zeros((len(self.distances), len(draws[0])), dtype=np.int64)
+        counted = np.zeros(len(draws[0]), dtype=np.int64)
+        for one, places in zip(self.sets[k], draws, strict=True):
             values = self._values[k][one.group][0]
             out = self._same_kind(one.group, places)
             most = np.where(out, -np.inf, values[:, None]).max(-1, keepdims=True)
             mine = values[:, places]
             if self.probes[k].labels is not None:
                 mine = mine.max(-1, keepdims=True)
-            there: Flags = ~np.asarray(out.all(1))
-            hits += ((mine > most) & there[:, None]).sum(-1)
-            counted += mine.shape[-1] * there
+            has_gallery: Flags = ~np.asarray(out.all(1))
+            hits += ((mine > most) & has_gallery[:, None]).sum(-1)
+            counted += mine.shape[-1] * has_gallery
         return hits, counted
 
     def _same_kind(self, group: int, places: Integers) -> Flags:
@@ -278,6 +287,7 @@ class _Test:
             values = self._values[k][one.group][0][distance]
             outside = ~self._same_kind(one.group, one.places[None])[0]
             kinds = self.kinds[one.group]
+            # Records of one kind count as one: the best of them.
             others = np.array([values[outside & (kinds == kind)].max() for kind in np.unique(kinds[outside])])
             if not len(others):
                 continue
@@ -290,21 +300,22 @@ class _Test:
         return ranks
 
     def _figures(
-        self, name: str, ranks: Sequence[Rank], p: float, chance: float, best: int, confidence: float
+        self, name: str, ranks: Sequence[Rank], p: float, chance: float, best: int
     ) -> tuple[Figure, ...]:
         if not ranks:
             return _unavailable(name)
         hits, n = sum(r.rank == 1 for r in ranks), len(ranks)
         size = int(np.median([r.of for r in ranks]))
-        of_class = any(p.labels is not None for p in self.probes)
-        what = "classes" if of_class else "records"
+        what = "records"
         if name.startswith("identity"):
             what = "identities"
+        elif any(p.labels is not None for p in self.probes):
+            what = "classes"
         note = f"{hits} of {n} {what} picked out of galleries of {size} (median), where chance picks out {chance:.2g}"
         note += f"; by {self.distances[best]}, which picks out most of {len(self.distances)} distances"
         if self.left_out:
             note += f"; {self.left_out} records without a gallery left out"
-        rate = share_figure(name, hits, n, confidence, note=note, p=p)
+        rate = share_figure(name, hits, n, note=note, p=p)
         by_chance = Figure(name=f"{name}_chance", value=chance, unit="fraction", n=n)
         if name != "identification":
             return rate, by_chance
@@ -327,8 +338,8 @@ class _Scale:
     spread: Floats
 
     @classmethod
-    def of(cls, drawn: Floats) -> _Scale:
-        return cls(drawn.mean(1, keepdims=True), drawn.std(1, keepdims=True))
+    def of(cls, draws: Floats) -> _Scale:
+        return cls(draws.mean(1, keepdims=True), draws.std(1, keepdims=True))
 
     def largest(self, statistics: Floats) -> Floats:
         """Return the largest standardised statistic (n,) of (s, n)."""
@@ -337,15 +348,8 @@ class _Scale:
         return np.asarray(z.max(0))
 
 
-def _best_distance(hits: Integers) -> int:
-    """Return the distance with most hits (d,); in a tie the last one, which is the mean of all."""
-    return len(hits) - 1 - int(hits[::-1].argmax())
-
-
 def _unavailable(name: str) -> tuple[Figure, ...]:
     why = "there are no other records of these classes that the adversary does not hold"
     if name != "identification":
         why = "the adversary holds records of fewer than two identities of these classes"
-    return tuple(
-        Figure(name=n, value=None, unit="fraction", unavailable=why) for n in (name, f"{name}_chance")
-    )
+    return tuple(unavailable((name, f"{name}_chance"), why, "fraction"))

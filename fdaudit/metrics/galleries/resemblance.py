@@ -51,29 +51,27 @@ def resemblances(guess: torch.Tensor, records: torch.Tensor) -> dict[str, Floats
         partly evened out; correlations in the bands that the image size resolves; and `all`, the mean of all
         correlations.
     """
+    from scipy.fft import dctn
+
     both = torch.cat([guess, records]).double()
     m = len(guess)
-    spectrum = _cosine_transform(both)
+    # The cosine transform treats opposite borders as independent. Orthonormal, it keeps squared distances.
+    spectrum = torch.from_numpy(dctn(both.numpy(), axes=(-2, -1), norm="ortho"))
     flat = spectrum.flatten(1)
     pixels = _without_mean(spectrum.flatten(2)[:, :, 1:].flatten(1), m)  # the first is the mean brightness
     likeness = {
         "pixels": -torch.cdist(flat[:m], flat[m:]).square().numpy() / flat.shape[1],
         "correlation": _correlation(pixels, m),
         "whitened": _correlation(_whitened(pixels, m), m),
-        "gradients": _correlation(_without_mean(_gradient_magnitude(both).flatten(1), m), m),
     }
+    gradients = _without_mean(_gradient_magnitude(both).flatten(1), m)
+    likeness["gradients"] = _correlation(gradients, m)
     for (low, high), band in _bands(*both.shape[-2:]).items():
         within = _without_mean(spectrum[:, :, band].flatten(1), m)
         likeness[f"{low:g} to {high:g} cycles"] = _correlation(within, m)
-    likeness["all"] = np.mean([values for name, values in likeness.items() if name != "pixels"], axis=0)
+    correlations = [values for name, values in likeness.items() if name != "pixels"]
+    likeness["all"] = np.mean(correlations, axis=0)
     return {name: np.round(values, _DIGITS) for name, values in likeness.items()}
-
-
-def _cosine_transform(x: torch.Tensor) -> torch.Tensor:
-    """Return the orthonormal discrete cosine transform of images, which treats opposite borders as independent."""
-    from scipy.fft import dctn
-
-    return torch.from_numpy(dctn(x.numpy(), axes=(-2, -1), norm="ortho"))
 
 
 def _bands(height: int, width: int) -> Mapping[tuple[float, float], torch.Tensor]:
@@ -83,8 +81,12 @@ def _bands(height: int, width: int) -> Mapping[tuple[float, float], torch.Tensor
     columns = torch.arange(width).double() / 2 * (short / width)
     radius = (rows[:, None].square() + columns[None, :].square()).sqrt()
     radius[0, 0] = torch.inf  # the mean brightness
-    bands = {(low, high): (radius > low) & (radius <= high) for low, high in _OCTAVES if low < short / 2}
-    return {ends: band for ends, band in bands.items() if bool(band.any())}
+    bands = {}
+    for low, high in _OCTAVES:
+        band = (radius > low) & (radius <= high)
+        if low < short / 2 and bool(band.any()):
+            bands[low, high] = band
+    return bands
 
 
 def _gradient_magnitude(x: torch.Tensor) -> torch.Tensor:
@@ -106,9 +108,12 @@ def _whitened(features: torch.Tensor, m: int) -> torch.Tensor:
     if not features.shape[1]:  # of one pixel nothing is left without the mean brightness
         return features
     records = features[m:]
-    gram, power, through = records.T @ records, _EVEN / 2, features
     if records.shape[0] < records.shape[1]:
+        # Fewer records than features: the components come from the smaller matrix R Rᵀ. With R = U S Vᵀ a feature x
+        # has R x · U = S Vᵀ x, so half a power more of the variance S² is divided out.
         gram, power, through = records @ records.T, _EVEN / 2 + 0.5, features @ records.T
+    else:
+        gram, power, through = records.T @ records, _EVEN / 2, features
     variance, vectors = torch.linalg.eigh(gram)
     usable = variance > _FLAT * variance[-1]
     evened: torch.Tensor = through @ vectors[:, usable] / variance[usable] ** power

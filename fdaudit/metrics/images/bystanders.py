@@ -76,7 +76,7 @@ class Bystanders:
     def beside(
         self,
         batches: Sequence[tuple[torch.Tensor, Integers | None, int]],
-        got: Mapping[str, Floats],
+        own: Mapping[str, Floats],
         measures: Sequence[Measure],
         generator: np.random.Generator,
     ) -> dict[str, Floats]:
@@ -87,21 +87,23 @@ class Bystanders:
 
         Args:
             batches: guesses (m, c, h, w), the labels (n,) of the true records or None, and n.
-            got: by measure, the guesses' likeness to their own records (matched,), batch after batch.
+            own: by measure, the guesses' likeness to their own records (matched,), batch after batch.
             measures: the measures of likeness.
             generator: draws the bystanders.
         """
         parts: dict[str, list[Floats]] = {q.name: [] for q in measures}
         start = 0
         for guess, labels, n in batches:
-            records = self.draws(n, labels, generator)
-            orders = [match(guess, r) for r in records]
-            guessed = torch.cat([guess[order[order >= 0]] for order in orders])
-            near = torch.cat([r[order >= 0] for r, order in zip(records, orders, strict=True)])
-            end = start + len(near) // _DRAWS
+            guesses, neighbours = [], []
+            for records in self.draws(n, labels, generator):
+                order = match(guess, records)
+                guesses.append(guess[order[order >= 0]])
+                neighbours.append(records[order >= 0])
+            end = start + len(neighbours[0])
             for q in measures:
-                best_first = -np.sort(-q.sign * q.of(guessed, near).numpy().reshape(_DRAWS, -1), axis=1)
-                rank = np.argsort(np.argsort(-q.sign * got[q.name][start:end], kind="stable"))
+                closeness = q.sign * q.of(torch.cat(guesses), torch.cat(neighbours)).numpy()
+                best_first = -np.sort(-closeness.reshape(_DRAWS, -1), axis=1)
+                rank = np.argsort(np.argsort(-q.sign * own[q.name][start:end], kind="stable"))
                 parts[q.name].append(q.sign * best_first[:, rank])
             start = end
         return {name: np.concatenate(rows, axis=1) for name, rows in parts.items()}
@@ -114,6 +116,9 @@ def stricter(
     measures: Sequence[Measure],
 ) -> tuple[dict[str, Floats], dict[str, tuple[str, ...]]]:
     """Return, for each measure, the better of prior and bystanders by their means, and its name."""
-    excess = {q.name: q.sign * (beside[q.name].mean() - prior[q.name].mean()) for q in measures}
-    better = [name for name, value in excess.items() if value > 0]
-    return prior | {name: beside[name] for name in better}, strategies | dict.fromkeys(better, (OWN_IMAGES,))
+    stronger, names = dict(prior), dict(strategies)
+    for q in measures:
+        if q.sign * (beside[q.name].mean() - prior[q.name].mean()) > 0:
+            stronger[q.name] = beside[q.name]
+            names[q.name] = (OWN_IMAGES,)
+    return stronger, names

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import chain, permutations, starmap
+from itertools import chain, permutations
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_sha
 from fdaudit.metrics.images.bystanders import Bystanders
 from fdaudit.metrics.images.frechet import frechet_distance
 from fdaudit.metrics.images.prior import ClassPriors
-from fdaudit.metrics.intervals import mean_figure, share_figure, unavailable
+from fdaudit.metrics.intervals import exceedance, mean_figure, share_figure, unavailable
 from fdaudit.types import Figure
 
 __all__ = ["Judge", "relabelled_p_value", "score_class_evaluation"]
@@ -111,8 +111,11 @@ def score_class_evaluation(
     Raises:
         UsageError: images and labels do not match.
     """
-    entries = zip(guess_images, guess_labels, true_images, true_labels, strict=True)
-    targets = [target for target in starmap(_target, entries) if len(target.labels)]
+    targets = []
+    for entry in zip(guess_images, guess_labels, true_images, true_labels, strict=True):
+        target = _target(*entry)
+        if len(target.labels):
+            targets.append(target)
     if not targets:
         return ()
     figures = (
@@ -125,14 +128,13 @@ def score_class_evaluation(
 
 
 def _target(guess: ArrayLike, claimed: ArrayLike, truth: ArrayLike, labels: ArrayLike) -> _JudgedClass:
-    guesses, records = (
-        images(guess, "guess_images", torch.float32),
-        images(truth, "true_images", torch.float32),
-    )
+    guesses = images(guess, "guess_images", torch.float32)
+    records = images(truth, "true_images", torch.float32)
     same_shape(guesses, records, count=False)
-    of, y = integers(claimed, "guess_labels", len(guesses)), integers(labels, "true_labels", len(records))
-    rows = np.flatnonzero(np.isin(of, y))
-    return _JudgedClass(guesses[torch.from_numpy(rows)], of[rows], records, y)
+    classes = integers(claimed, "guess_labels", len(guesses))
+    true_classes = integers(labels, "true_labels", len(records))
+    rows = np.flatnonzero(np.isin(classes, true_classes))
+    return _JudgedClass(guesses[torch.from_numpy(rows)], classes[rows], records, true_classes)
 
 
 # -- accuracy ---------------------------------------------------------------------------------------------------
@@ -159,13 +161,19 @@ def relabelled_p_value(
     if not np.isin(of, list(chain.from_iterable(withheld))).all():
         raise UsageError("withheld", withheld, "leaves out a class that is claimed", "Name all of them.")
     tables = [_table(of, judged, np.sort(np.array(one, dtype=np.int64))) for one in withheld if len(one)]
+    # A name falls on each class of its set with the same chance.
     expected = sum(float(t.sum()) / len(t) for t in tables) / len(of)
     reached = int((of == judged).sum())
     if all(math.factorial(len(t)) <= _MOST_EXACT for t in tables):
+        # Sets are named independently: the numbers of right guesses add, so their distributions convolve.
         chances = list(map(_distribution, tables))
         return float(reduce(np.convolve, chances)[reached:].sum()), expected
-    hits = np.sum([_drawn(t, generator) for t in tables], axis=0)
-    return (1 + int((hits >= reached).sum())) / (1 + _SAMPLED), expected
+    hits = np.zeros(_SAMPLED, dtype=np.int64)
+    for table in tables:
+        rows = np.arange(len(table))
+        orders = generator.permuted(np.tile(rows, (_SAMPLED, 1)), axis=1)
+        hits += table[rows, orders].sum(1)
+    return exceedance(int((hits >= reached).sum()), _SAMPLED), expected
 
 
 def _table(claimed: Integers, taken: Integers, classes: Integers) -> Integers:
@@ -185,11 +193,6 @@ def _distribution(table: Integers) -> Floats:
     return np.asarray(np.bincount(right, minlength=int(table.sum()) + 1) / len(orders))
 
 
-def _drawn(table: Integers, generator: np.random.Generator) -> Integers:
-    orders = generator.permuted(np.tile(np.arange(len(table)), (_SAMPLED, 1)), axis=1)
-    return np.asarray(table[np.arange(len(table)), orders].sum(1))
-
-
 def _accuracy(
     targets: Sequence[_JudgedClass],
     judge: Judge,
@@ -206,25 +209,32 @@ def _accuracy(
     if withheld:
         p, chance = relabelled_p_value(claimed, verdicts, withheld, generator)
         naming = "p over all ways to name the withheld classes"
-    own = torch.cat([t.records[torch.from_numpy(np.isin(t.of, t.labels))] for t in targets])
-    truth = np.concatenate([t.of[np.isin(t.of, t.labels)] for t in targets])
-    recognised = float((judge.classify(own).numpy() == truth).mean())
+    records, classes = [], []
+    for target in targets:
+        guessed = np.isin(target.of, target.labels)
+        records.append(target.records[torch.from_numpy(guessed)])
+        classes.append(target.of[guessed])
+    recognised = float((judge.classify(torch.cat(records)).numpy() == np.concatenate(classes)).mean())
     note = f"share of guesses that {judge.name} takes for the class they claim; of the true records {recognised:.0%}"
     note += f"; {naming}"
     yield share_figure("evaluator_accuracy", right, n, confidence, note=note, p=p)
-    why = "no class was withheld from the adversary, so chance is not defined"
-    yield _plain("evaluator_chance", chance, "fraction", n, "names of withheld classes at random", why)
-    value, played = None, ""
-    if priors is not None:
-        value, played = _prior_accuracy(priors, claimed, judge, generator)
-    why = "no auxiliary data were given, so there is no prior to compare with"
-    yield _plain("evaluator_prior", value, "fraction", n, played, why)
+    if chance is None:
+        why = "no class was withheld from the adversary, so chance is not defined"
+        yield from unavailable(["evaluator_chance"], why, "fraction")
+    else:
+        note = "names of withheld classes at random"
+        yield Figure(name="evaluator_chance", value=chance, unit="fraction", n=n, note=note)
+    if priors is None:
+        why = "no auxiliary data were given, so there is no prior to compare with"
+        yield from unavailable(["evaluator_prior"], why, "fraction")
+    else:
+        yield _prior_accuracy(priors, claimed, judge, generator)
 
 
 def _prior_accuracy(
     priors: ClassPriors, claimed: Integers, judge: Judge, generator: np.random.Generator
-) -> tuple[float, str]:
-    """Return the best strategy's share of right guesses, and its name."""
+) -> Figure:
+    """Return the best strategy's share of right guesses."""
     shares = dict[str, float]()
     for strategy in priors.strategies:
         draws = _DRAWS if strategy == "random" else 1
@@ -232,12 +242,14 @@ def _prior_accuracy(
         verdicts = judge.classify(torch.cat(guesses)).numpy()
         shares[strategy] = float((verdicts == np.tile(claimed, draws)).mean())
     best = max(shares, key=lambda s: shares[s])
-    return shares[best], f"strategy {best}, the best of {len(shares)}"
+    note = f"strategy {best}, the best of {len(shares)}"
+    return Figure(name="evaluator_prior", value=shares[best], unit="fraction", n=len(claimed), note=note)
 
 
 def _distinct(targets: Sequence[_JudgedClass]) -> tuple[torch.Tensor, Integers]:
     """Return all targets' guesses and labels; a guess that several targets share occurs once."""
-    guess, labels = torch.cat([t.guess for t in targets]), np.concatenate([t.labels for t in targets])
+    guess = torch.cat([t.guess for t in targets])
+    labels = np.concatenate([t.labels for t in targets])
     labelled = torch.cat([torch.from_numpy(labels).float()[:, None], guess.flatten(1)], 1).numpy()
     first = np.sort(np.unique(labelled, axis=0, return_index=True)[1])
     return guess[torch.from_numpy(first)], labels[first]
@@ -254,8 +266,13 @@ def _nearest(
     confidence: float,
 ) -> Iterator[Figure]:
     """Yield distances of guesses to the nearest record and to the nearest of as many bystanders of their class."""
-    names = [f"evaluator_nearest{end}" for end in ("", "_bystanders", "_gap")]
-    strange = {} if bystanders is None else _strange(bystanders, targets, judge)
+    names = ("evaluator_nearest", "evaluator_nearest_bystanders", "evaluator_nearest_gap")
+    strange = dict[int, torch.Tensor]()  # features of bystanders, by class
+    if bystanders is not None:
+        for label in _labels(targets):
+            rows = bystanders.of_class(label)
+            if len(rows):
+                strange[label] = judge.features(bystanders.images[torch.from_numpy(rows)].float())
     pairs = list[tuple[float, float, int]]()
     for target in targets:
         pairs += _distances(target, judge, strange, generator)
@@ -267,18 +284,6 @@ def _nearest(
     note = "Euclidean, in the evaluator's features, to the nearest of as many records of the class; n counts classes"
     for name, values in zip(names, (own, other, other - own), strict=True):
         yield mean_figure(name, values, generator, groups=groups, note=note, confidence=confidence)
-
-
-def _strange(
-    bystanders: Bystanders, targets: Sequence[_JudgedClass], judge: Judge
-) -> dict[int, torch.Tensor]:
-    """Return the features (k, d) of the bystanders of each guessed class that has any."""
-    features = {}
-    for label in _labels(targets):
-        rows = bystanders.of_class(label)
-        if len(rows):
-            features[label] = judge.features(bystanders.images[torch.from_numpy(rows)].float())
-    return features
 
 
 def _labels(targets: Sequence[_JudgedClass]) -> list[int]:
@@ -299,17 +304,12 @@ def _distances(
         size = min(map(len, parts))
         near = []
         for part in parts:
-            draws = [_least(features[row], _some(part, size, generator)) for _ in range(_DRAWS)]
-            near.append(float(np.mean(draws)))
+            distances = []
+            for _ in range(_DRAWS):
+                subset = part[torch.from_numpy(generator.permutation(len(part))[:size])]
+                distances.append(float((subset - features[row]).norm(dim=1).min()))
+            near.append(float(np.mean(distances)))
         yield near[0], near[1], label
-
-
-def _some(rows: torch.Tensor, size: int, generator: np.random.Generator) -> torch.Tensor:
-    return rows[torch.from_numpy(generator.permutation(len(rows))[:size])]
-
-
-def _least(one: torch.Tensor, rows: torch.Tensor) -> float:
-    return float((rows - one).norm(dim=1).min())
 
 
 def _frechet(
@@ -329,26 +329,21 @@ def _frechet(
         "of a class; a single guess is a point; no FID"
     )
     if not usable:
-        why = "needs two records of a class"
-        yield from unavailable(names, why)
+        yield from unavailable(names, "needs two records of a class")
         return
     distance = float(np.mean([_apart(guesses[c], records[c]) for c in usable]))
     yield Figure(name=names[0], value=distance, n=len(usable), note=note)
     if priors is None:
-        yield Figure(name=names[1], value=None, unavailable="no auxiliary data were given")
+        yield from unavailable(names[1:], "no auxiliary data were given")
         return
     means = []
     for strategy in priors.strategies:
-        samples = {c: _shown(priors, strategy, c, len(guesses[c]), generator) for c in usable}
-        distances = [_apart(judge.features(samples[c]), records[c]) for c in usable]
+        distances = []
+        for c in usable:
+            shown = priors.guess(strategy, np.full(len(guesses[c]), c), generator).float()
+            distances.append(_apart(judge.features(shown), records[c]))
         means.append(float(np.mean(distances)))
     yield Figure(name=names[1], value=min(means), n=len(usable), note="the best strategy's")
-
-
-def _shown(
-    priors: ClassPriors, strategy: str, label: int, m: int, generator: np.random.Generator
-) -> torch.Tensor:
-    return priors.guess(strategy, np.full(m, label), generator).float()
 
 
 def _apart(shown: torch.Tensor, records: torch.Tensor) -> float:
@@ -356,9 +351,3 @@ def _apart(shown: torch.Tensor, records: torch.Tensor) -> float:
     if len(shown) < 2:
         shown = shown.repeat(2, 1)
     return frechet_distance(shown, records)
-
-
-def _plain(name: str, value: float | None, unit: str, n: int, note: str, why: str) -> Figure:
-    if value is None:
-        return Figure(name=name, value=None, unit=unit, unavailable=why)
-    return Figure(name=name, value=value, unit=unit, n=n, note=note)

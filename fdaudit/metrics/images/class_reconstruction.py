@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -59,10 +60,11 @@ def nearest_records(guess: ArrayLike, records: ArrayLike) -> torch.Tensor:
 
 def _nearest(guess: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
     """Return `nearest_records` for checked images, in parts that bound the memory."""
-    rows = max(1, _PIXELS // records.numel())
-    return torch.cat(
-        [(records - part.unsqueeze(1)).square().flatten(2).sum(2).argmin(1) for part in guess.split(rows)]
-    )
+    nearest = []
+    for part in guess.split(max(1, _PIXELS // records.numel())):
+        errors = (records - part.unsqueeze(1)).square().flatten(2).sum(2)
+        nearest.append(errors.argmin(1))
+    return torch.cat(nearest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +100,12 @@ _Pairs = tuple[torch.Tensor, torch.Tensor]
 
 def _likeness(pairs: Sequence[_Pairs], measures: Sequence[Measure]) -> list[dict[str, Floats]]:
     """Return each measure (m,) for every set of pairs, all computed in one call."""
-    sizes = np.cumsum([len(guess) for guess, _ in pairs])[:-1]
+    ends = np.cumsum([len(guess) for guess, _ in pairs])
     guess, truth = torch.cat([g for g, _ in pairs]), torch.cat([t for _, t in pairs])
     likeness: list[dict[str, Floats]] = [{} for _ in pairs]
     for q in measures:
-        for own, part in zip(likeness, np.split(q.of(guess, truth).numpy(), sizes), strict=True):
+        parts = np.split(q.of(guess, truth).numpy(), ends[:-1])
+        for own, part in zip(likeness, parts, strict=True):
             own[q.name] = part
     return likeness
 
@@ -151,12 +154,14 @@ def score_class_reconstruction(
     if not present:
         return _nothing(left_out)
     measures, lacking = likenesses(lpips_network, present[0].records.shape[1:])
-    nearest = [t.nearest(t.guess) for t in present]
-    pairs = [(t.guess, t.records[torch.from_numpy(at)]) for t, at in zip(present, nearest, strict=True)]
+    pairs, places = [], []
+    for number, t in enumerate(present):
+        nearest = t.nearest(t.guess)
+        pairs.append((t.guess, t.records[torch.from_numpy(nearest)]))
+        for record, guess in zip(nearest.tolist(), t.kept.tolist(), strict=True):
+            places.append((t.name, number, record, guess))
     near = _likeness(pairs, measures)
-    got = {}
-    for q in measures:
-        got[q.name] = np.concatenate([n[q.name] for n in near])
+    likeness = {q.name: np.concatenate([n[q.name] for n in near]) for q in measures}
     prior: dict[str, Floats] | None = None
     strategies: dict[str, tuple[str, ...]] = {}
     if auxiliary is not None:
@@ -166,14 +171,10 @@ def score_class_reconstruction(
     if prior is not None and bystanders is not None:
         beside = _beside(bystanders, present, measures, generator.spawn(1)[0])
         prior, strategies = stricter(prior, strategies, beside, measures)
-    places = []
-    for number, t in enumerate(present):
-        numbers = zip(nearest[number], t.kept, strict=True)
-        places += [(t.name, number, int(truth), int(guess)) for truth, guess in numbers]
     compared = Compared(
         measures=measures,
         lacking=lacking,
-        got=got,
+        likeness=likeness,
         prior=prior,
         strategies=strategies,
         places=places,
@@ -209,24 +210,30 @@ def _targets(
         raise UsageError(
             "guess_images", sorted(counts), "differ in length or are empty", "Give one entry a target."
         )
-    out = []
+    shown = []
     for k, (g, c, x, y) in enumerate(zip(guesses, guessed, truths, labels, strict=True)):
         image, records = images(g, "guess_images"), images(x, "true_images")
         same_shape(image, records, count=False)
-        of, y_ = integers(c, "guess_labels", len(image)), integers(y, "true_labels", len(records))
-        rows = np.flatnonzero(np.isin(of, y_))
-        out.append(
+        classes = integers(c, "guess_labels", len(image))
+        true_classes = integers(y, "true_labels", len(records))
+        rows = np.flatnonzero(np.isin(classes, true_classes))
+        shown.append(
             _ShownClass(
-                name=str(names[k]) if names is not None else f"target {k}",
+                name=f"target {k}" if names is None else str(names[k]),
                 guess=image[torch.from_numpy(rows)],
                 kept=rows,
-                labels=of[rows],
-                left_out=len(of) - len(rows),
-                places={label: np.flatnonzero(y_ == label) for label in np.unique(y_).tolist()},
+                labels=classes[rows],
+                left_out=len(classes) - len(rows),
+                places=_by_class(true_classes),
                 records=records,
             )
         )
-    return out
+    return shown
+
+
+def _by_class(labels: Integers) -> dict[int, Integers]:
+    """Return the indices of each class."""
+    return {label: np.flatnonzero(labels == label) for label in np.unique(labels).tolist()}
 
 
 def _nothing(left_out: int) -> ReconstructionScore:
@@ -255,34 +262,32 @@ def _prior(
             # Labels that are unknown may be those of any class.
             pools[label] = (pool, pool.labels is None or label in pool.labels)
     chosen = {case: _choose(*case, tuple(measures)) for case in dict.fromkeys(pools.values())}
-    strategies = sorted({s for c in chosen.values() for s in c.values()})
-    pairs = []
-    for target in targets:
-        for s in strategies:
-            guesses = [priors.guess(s, target.labels, generator) for _ in range(_draws_of(s, target))]
-            pairs += [target.beside(guess.float()) for guess in guesses]
-    near = iter(_likeness(pairs, measures))
-    values: dict[str, list[Floats]] = {q.name: [] for q in measures}
-    for target in targets:
-        own_pools = [pools[label] for label in target.labels.tolist()]
-        rows: dict[str, list[list[float]]] = {q.name: [] for q in measures}
-        drawn = {s: [next(near) for _ in range(_draws_of(s, target))] for s in strategies}
-        for k in range(_DRAWS):
-            draw = {s: likeness[k % len(likeness)] for s, likeness in drawn.items()}
-            for q in measures:
-                plays = [chosen[h][q.name] for h in own_pools]
-                rows[q.name].append([draw[s][q.name][i] for i, s in enumerate(plays)])
-        for name, likeness in rows.items():
-            values[name].append(np.array(likeness))
     played = {}
     for q in measures:
         played[q.name] = tuple(sorted({c[q.name] for c in chosen.values()}))
+    strategies = sorted(set(chain.from_iterable(played.values())))
+    pairs = []
+    for target in targets:
+        for s in strategies:
+            # One draw of a strategy that does not vary shows all there is to see.
+            for _ in range(_DRAWS if varies(s, target.labels) else 1):
+                guess = priors.guess(s, target.labels, generator)
+                pairs.append(target.beside(guess.float()))
+    near = iter(_likeness(pairs, measures))
+    values: dict[str, list[Floats]] = {q.name: [] for q in measures}
+    for target in targets:
+        by_strategy = {}
+        for s in strategies:
+            count = _DRAWS if varies(s, target.labels) else 1
+            by_strategy[s] = [next(near) for _ in range(count)]
+        for q in measures:
+            likeness = np.empty((_DRAWS, len(target.labels)))
+            for i, label in enumerate(target.labels.tolist()):
+                draws = by_strategy[chosen[pools[label]][q.name]]
+                for k in range(_DRAWS):
+                    likeness[k, i] = draws[k % len(draws)][q.name][i]
+            values[q.name].append(likeness)
     return {name: np.concatenate(parts, axis=1) for name, parts in values.items()}, played
-
-
-def _draws_of(strategy: str, target: _ShownClass) -> int:
-    """Return the number of draws of a strategy that show all there is to see."""
-    return _DRAWS if varies(strategy, target.labels) else 1
 
 
 def _beside(
@@ -294,11 +299,12 @@ def _beside(
     """Return the guesses' likeness to the nearest of as many bystanders of their class, (draws, guesses)."""
     parts: dict[str, list[Floats]] = {q.name: [] for q in measures}
     for t in targets:
-        of = np.empty(len(t.records), dtype=np.int64)
+        labels = np.empty(len(t.records), dtype=np.int64)
         for label, places in t.places.items():
-            of[places] = label
-        others = [replace(t, records=strangers) for strangers in bystanders.draws(len(of), of, generator)]
-        near = _likeness([o.beside(t.guess) for o in others], measures)
+            labels[places] = label
+        draws = bystanders.draws(len(labels), labels, generator)
+        pairs = [replace(t, records=strangers).beside(t.guess) for strangers in draws]
+        near = _likeness(pairs, measures)
         for q in measures:
             parts[q.name].append(np.stack([n[q.name] for n in near]))
     return {name: np.concatenate(likeness, axis=1) for name, likeness in parts.items()}
@@ -326,10 +332,12 @@ def _choose(pool: AuxiliaryPool, held: bool, measures: tuple[Measure, ...]) -> M
             kept=np.empty(0, dtype=np.int64),
             labels=of,
             left_out=0,
-            places={label: np.flatnonzero(labels[out] == label) for label in of.tolist()},
+            places=_by_class(labels[out]),
             records=truth,
         )
-        pairs += [trial.beside(pool.guess(s, len(of), of, generator, out).float()) for s in pool.strategies]
+        for strategy in pool.strategies:
+            guess = pool.guess(strategy, len(of), of, generator, out)
+            pairs.append(trial.beside(guess.float()))
     near, best = _likeness(pairs, measures), {}
     for q in measures:
         # A row is a trial, a column a strategy.

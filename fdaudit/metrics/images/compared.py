@@ -19,7 +19,7 @@ from fdaudit.metrics.images.perceptual import load_lpips, lpips_distance, lpips_
 from fdaudit.metrics.images.prior import Measure
 from fdaudit.metrics.images.similarity import SSIM_SIDE, mse, psnr, ssim, ssim_window
 from fdaudit.metrics.images.weights import WeightsUnavailableError
-from fdaudit.metrics.intervals import mean_figure, unavailable
+from fdaudit.metrics.intervals import joined, mean_figure, unavailable
 from fdaudit.types import Figure
 
 if TYPE_CHECKING:
@@ -93,22 +93,22 @@ def likenesses(
         network: the network of LPIPS, or None for the pinned one.
         shape: (c, h, w) of an image.
     """
-    measures = [Measure("psnr", _capped_psnr, True), Measure("mse", mse, False)]
+    channels, height, width = shape
+    measures = [Measure("psnr", _capped_psnr, True)]
     lacking = {}
-    if min(shape[1:]) < SSIM_SIDE:
-        size = "x".join(map(str, shape[1:]))
-        lacking["ssim"] = (
-            f"images of {size} have no side of {SSIM_SIDE} pixels, over which SSIM compares structure"
-        )
+    if min(height, width) >= SSIM_SIDE:
+        measures.append(Measure("ssim", ssim, True))
     else:
-        measures.insert(1, Measure("ssim", ssim, True))
-    try:
-        measures.append(Measure("lpips", _Lpips(load_lpips() if network is None else network), False))
-    except WeightsUnavailableError as error:
-        lacking["lpips"] = str(error)
-    if shape[0] not in (1, 3):
-        measures = [m for m in measures if m.name != "lpips"]
-        lacking["lpips"] = f"LPIPS compares grey or RGB images, and these have {shape[0]} channels"
+        why = f"have no side of {SSIM_SIDE} pixels, over which SSIM compares structure"
+        lacking["ssim"] = f"images of {height}x{width} {why}"
+    measures.append(Measure("mse", mse, False))
+    if channels in (1, 3):
+        try:
+            measures.append(Measure("lpips", _Lpips(load_lpips() if network is None else network), False))
+        except WeightsUnavailableError as error:
+            lacking["lpips"] = str(error)
+    else:
+        lacking["lpips"] = f"LPIPS compares grey or RGB images, and these have {channels} channels"
     return tuple(measures), lacking
 
 
@@ -138,7 +138,7 @@ class Compared:
     Attributes:
         measures: the available measures.
         lacking: why another measure is not available, by its name.
-        got: likeness (n,) by measure.
+        likeness: likeness (n,) to the truth, by measure.
         prior: the baseline's likeness (draws, n) by measure; None without auxiliary data.
         strategies: the strategies that the baseline used, by measure.
         places: target, batch, true image and guess of each pair.
@@ -146,24 +146,21 @@ class Compared:
 
     measures: Sequence[Measure]
     lacking: Mapping[str, str]
-    got: Mapping[str, Floats]
+    likeness: Mapping[str, Floats]
     prior: Mapping[str, Floats] | None
     strategies: Mapping[str, tuple[str, ...]]
     places: Sequence[tuple[str, int, int, int]]
 
     def rows(self) -> tuple[ImageScore, ...]:
         """Return the scores of each pair."""
-        return tuple(
-            ImageScore(target=target, batch=batch, truth=truth, guess=guess, **self._likeness(j))
-            for j, (target, batch, truth, guess) in enumerate(self.places)
-        )
-
-    def _likeness(self, j: int) -> dict[str, Any]:
-        likeness: dict[str, Any] = {"ssim": None, "lpips": None, "psnr_prior": None}
-        likeness |= {name: float(values[j]) for name, values in self.got.items()}
-        if self.prior is not None:
-            likeness["psnr_prior"] = float(self.prior["psnr"][:, j].mean())
-        return likeness
+        scores = []
+        for j, (target, batch, truth, guess) in enumerate(self.places):
+            likeness: dict[str, Any] = {"ssim": None, "lpips": None, "psnr_prior": None}
+            likeness |= {name: float(values[j]) for name, values in self.likeness.items()}
+            if self.prior is not None:
+                likeness["psnr_prior"] = float(self.prior["psnr"][:, j].mean())
+            scores.append(ImageScore(target=target, batch=batch, truth=truth, guess=guess, **likeness))
+        return tuple(scores)
 
     def figures(
         self,
@@ -189,50 +186,49 @@ class Compared:
             groups: (n,) pairs that depend on each other, or None.
             confidence: level of every interval.
         """
-        out = []
+        figures = []
 
         def mean(name: str, values: Floats, unit: str, *parts: str) -> Figure:
-            note = "; ".join(filter(None, [level, *parts, counted]))
+            note = joined(level, *parts, counted)
             return mean_figure(
                 name, values, generator, unit=unit, groups=groups, note=note, confidence=confidence
             )
 
         for q in self.measures:
-            unit, values = "dB" if q.name == "psnr" else "", self.got[q.name]
-            extreme = float(values.max() if q.higher_is_closer else values.min())
-            out.append(mean(q.name, values, unit, f"{most} {extreme:.4g}", notes.get(q.name, "")))
+            unit, values = "dB" if q.name == "psnr" else "", self.likeness[q.name]
+            closest = q.sign * float((q.sign * values).max())
+            figures.append(mean(q.name, values, unit, f"{most} {closest:.4g}", notes.get(q.name, "")))
             if self.prior is None:
                 why = "no auxiliary data were given, so there is no prior to compare with"
-                out += unavailable((f"{q.name}_prior", f"{q.name}_gain"), why, unit)
+                figures += unavailable((f"{q.name}_prior", f"{q.name}_gain"), why, unit)
                 continue
             baseline = self.prior[q.name].mean(0)
-            gain = values - baseline if q.higher_is_closer else baseline - values
-            played = f"strategy {' and '.join(self.strategies[q.name])}"
-            out.append(mean(f"{q.name}_prior", baseline, unit, played))
+            gain = q.sign * (values - baseline)
+            strategy = f"strategy {' and '.join(self.strategies[q.name])}"
+            figures.append(mean(f"{q.name}_prior", baseline, unit, strategy))
             largest = f"largest {gain.max():.4g}; positive is closer than the prior"
-            out.append(mean(f"{q.name}_gain", gain, unit, largest))
+            figures.append(mean(f"{q.name}_gain", gain, unit, largest))
         for name, why in self.lacking.items():
-            out += unavailable((name, f"{name}_prior", f"{name}_gain"), why)
-        return [*out, *self._extremes(best)]
+            figures += unavailable((name, f"{name}_prior", f"{name}_gain"), why)
+        return [*figures, *self._extremes(best)]
 
     def _extremes(self, best: Callable[[str, int, int], str]) -> list[Figure]:
         """Return the most leaked image, the prior's luckiest, and the target with the highest mean."""
-        got, owner = self.got["psnr"], np.array([target for target, *_ in self.places])
-        at = int(got.argmax())
-        note = f"{best(*self.places[at][:3])}; highest of {len(got)}"
-        out = [Figure(name="psnr_max", value=float(got[at]), unit="dB", n=len(got), note=note)]
+        psnrs, owner = self.likeness["psnr"], np.array([target for target, *_ in self.places])
+        n, at = len(psnrs), int(psnrs.argmax())
+        note = f"{best(*self.places[at][:3])}; highest of {n}"
+        figures = [Figure(name="psnr_max", value=float(psnrs[at]), unit="dB", n=n, note=note)]
         if self.prior is None:
-            why = "no auxiliary data were given"
-            out.append(Figure(name="psnr_prior_max", value=None, unit="dB", unavailable=why))
+            figures += unavailable(["psnr_prior_max"], "no auxiliary data were given", "dB")
         else:
             prior = self.prior["psnr"]
             luckiest = float(prior.max(1).mean())
-            note = f"highest of {len(got)}, mean over {len(prior)} draws: compare psnr_max with this"
-            out.append(Figure(name="psnr_prior_max", value=luckiest, unit="dB", n=len(got), note=note))
-        means = {name: float(got[owner == name].mean()) for name in sorted(set(owner.tolist()))}
+            note = f"highest of {n}, mean over {len(prior)} draws: compare psnr_max with this"
+            figures.append(Figure(name="psnr_prior_max", value=luckiest, unit="dB", n=n, note=note))
+        means = {name: float(psnrs[owner == name].mean()) for name in sorted(set(owner.tolist()))}
         if len(means) > 1:
             worst = max(means, key=lambda name: means[name])
             note = f"{worst}, highest mean of {len(means)} targets"
             n = int((owner == worst).sum())
-            out.append(Figure(name="psnr_worst_target", value=means[worst], unit="dB", n=n, note=note))
-        return out
+            figures.append(Figure(name="psnr_worst_target", value=means[worst], unit="dB", n=n, note=note))
+        return figures

@@ -82,17 +82,18 @@ def frechet_to_subsets(features_a: ArrayLike, features_b: ArrayLike, rows: Array
     """
     first, pool = _both(features_a, features_b)
     mean_a, root_a = _root(first)
-    projected, constant = pool @ root_a.T, float((root_a**2).sum())
-    return np.array([_to_subset(mean_a, constant, pool[one], projected[one]) for one in np.asarray(rows)])
-
-
-def _to_subset(mean_a: Floats, trace_a: float, subset: Floats, seen: Floats) -> float:
-    """Return the distance to a subset (l, d), given its projection (l, r) through the other side's root."""
-    mean_b, spread = subset.mean(0), seen - seen.mean(0)
-    gram = (spread @ spread.T if len(spread) < spread.shape[1] else spread.T @ spread) / (len(subset) - 1)
-    cross = float(np.sqrt(np.linalg.eigvalsh(gram).clip(0)).sum())
-    trace_b = float(((subset - mean_b) ** 2).sum()) / (len(subset) - 1)
-    return max(0.0, float(((mean_a - mean_b) ** 2).sum()) + trace_a + trace_b - 2 * cross)
+    projected, trace_a = pool @ root_a.T, float((root_a**2).sum())
+    distances = []
+    for subset_rows in np.asarray(rows):
+        subset, seen = pool[subset_rows], projected[subset_rows]
+        mean_b, spread = subset.mean(0), seen - seen.mean(0)
+        # Either product has the non-zero eigenvalues of R_a Σ_b R_aᵀ, which are those of Σ_a Σ_b: take the smaller.
+        gram = spread @ spread.T if len(spread) < spread.shape[1] else spread.T @ spread
+        cross = float(np.sqrt(np.linalg.eigvalsh(gram / (len(subset) - 1)).clip(0)).sum())
+        trace_b = float(((subset - mean_b) ** 2).sum()) / (len(subset) - 1)
+        apart = float(((mean_a - mean_b) ** 2).sum())
+        distances.append(max(0.0, apart + trace_a + trace_b - 2 * cross))
+    return np.array(distances)
 
 
 def _both(features_a: ArrayLike, features_b: ArrayLike) -> tuple[Floats, Floats]:
@@ -144,7 +145,8 @@ def task_encoder_distance(
         raise UsageError(
             "encoder", encoder, "does not name a task encoder", "Name the encoder; FID is Inception's alone."
         )
-    first, second = (images(x, f, torch.float32) for x, f in ((images_a, "images_a"), (images_b, "images_b")))
+    first = images(images_a, "images_a", torch.float32)
+    second = images(images_b, "images_b", torch.float32)
     same_shape(first, second, count=False)
     with torch.no_grad():
         encoded = []

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import images, same_shape
 from fdaudit.metrics.images.frechet import frechet_figure, frechet_to_subsets
-from fdaudit.metrics.intervals import mean_figure, unavailable
+from fdaudit.metrics.intervals import exceedance, mean_figure, unavailable
 from fdaudit.types import Figure
 
 __all__ = ["score_generated"]
@@ -56,10 +56,9 @@ def score_generated(
     Raises:
         UsageError: the halves differ in size, or images are unsuitable.
     """
-    samples, inside, outside = (
-        images(x, f, torch.float32)
-        for x, f in ((generated, "generated"), (members, "members"), (non_members, "non_members"))
-    )
+    samples = images(generated, "generated", torch.float32)
+    inside = images(members, "members", torch.float32)
+    outside = images(non_members, "non_members", torch.float32)
     if len(inside) != len(outside):
         raise UsageError(
             "non_members", len(outside), f"are not as many as members, {len(inside)}", "Give whole pairs."
@@ -73,53 +72,52 @@ def score_generated(
 
 
 def _frechet(
-    made: torch.Tensor,
+    samples: torch.Tensor,
     inside: torch.Tensor,
     outside: torch.Tensor,
     encode: Callable[[torch.Tensor], torch.Tensor],
     generator: np.random.Generator,
 ) -> tuple[Figure, ...]:
     names = ("frechet_members", "frechet_non_members", "frechet_gap")
-    if min(len(made), len(inside)) < 2:
+    if min(len(samples), len(inside)) < 2:
         why = "a distance between sets needs at least two images on each side"
         return tuple(unavailable(names, why))
     features = []
-    for x in (made[:: -(-len(made) // _MOST)], inside, outside):
+    for x in (samples[:: -(-len(samples) // _MOST)], inside, outside):
         parts = [encode(part).flatten(1).cpu() for part in x.split(_BATCH)]
         features.append(torch.cat(parts))
     g, a, b = features
-    figures = [frechet_figure(g, half, name) for half, name in ((a, names[0]), (b, names[1]))]
-    gap = float(figures[1].value or 0) - float(figures[0].value or 0)
-    swap, own = generator.random((_FLIPS, len(a))) < 0.5, np.arange(len(a))
-    one, other = (frechet_to_subsets(g, torch.cat(h), own + len(a) * swap) for h in ((a, b), (b, a)))
+    to_members, to_others = frechet_figure(g, a, names[0]), frechet_figure(g, b, names[1])
+    gap = float(to_others.value or 0) - float(to_members.value or 0)
+    # A row of the two halves one after the other is a pair's own half, or its other half.
+    rows = np.arange(len(a)) + len(a) * (generator.random((_FLIPS, len(a))) < 0.5)
+    to_first = frechet_to_subsets(g, torch.cat((a, b)), rows)
+    to_second = frechet_to_subsets(g, torch.cat((b, a)), rows)
     # If the halves are equal, every gap is zero up to rounding.
-    beyond = int((other - one >= gap - _ROUNDING * (one + other)).sum())
-    p = (1 + beyond) / (1 + _FLIPS)
+    beyond = to_second - to_first >= gap - _ROUNDING * (to_first + to_second)
+    p = exceedance(int(beyond.sum()), _FLIPS)
     note = (
         f"positive where generated samples lie nearer the members; one-sided p = {p:.3g} "
         f"by exchanging the halves of pairs at random, {_FLIPS} times"
     )
-    return (*figures, Figure(name=names[2], value=gap, n=len(a), note=note))
+    return (to_members, to_others, Figure(name=names[2], value=gap, n=len(a), note=note))
 
 
 def _nearest(
-    made: torch.Tensor, inside: torch.Tensor, outside: torch.Tensor, generator: np.random.Generator
+    samples: torch.Tensor, inside: torch.Tensor, outside: torch.Tensor, generator: np.random.Generator
 ) -> tuple[Figure, ...]:
-    near = [_distances(half, made) for half in (inside, outside)]
-    values = {
-        "nearest_members": near[0],
-        "nearest_non_members": near[1],
-        "nearest_gap": near[1] - near[0],
-    }
-    note = (
-        f"mean Euclidean distance in pixels to the nearest of {len(made)} generated samples; n counts pairs"
+    note = f"mean Euclidean distance in pixels to the nearest of {len(samples)} generated samples; n counts pairs"
+    to_members, to_others = _distances(inside, samples), _distances(outside, samples)
+    return (
+        mean_figure("nearest_members", to_members, generator, note=note),
+        mean_figure("nearest_non_members", to_others, generator, note=note),
+        mean_figure("nearest_gap", to_others - to_members, generator, note=note),
     )
-    return tuple(mean_figure(name, v.tolist(), generator, note=note) for name, v in values.items())
 
 
-def _distances(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """Return the Euclidean distance (n,) of each image to the nearest of `made`."""
+def _distances(x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    """Return the Euclidean distance (n,) of each image to the nearest sample."""
     nearest = torch.full((len(x),), torch.inf, dtype=torch.float64)
-    for part in made.flatten(1).double().split(_BATCH):
+    for part in samples.flatten(1).double().split(_BATCH):
         nearest = torch.minimum(nearest, torch.cdist(x.flatten(1).double(), part).amin(1))
     return nearest

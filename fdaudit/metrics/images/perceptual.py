@@ -69,11 +69,10 @@ def load_lpips(directory: Path | None = None) -> torch.nn.Module:
         warnings.filterwarnings("ignore", message="The parameter 'pretrained' is deprecated")
         warnings.filterwarnings("ignore", message="Arguments other than a weight enum or `None`")
         network = lpips.LPIPS(net="alex", pretrained=False, pnet_rand=True, verbose=False)
-    state = {
-        f"net.slice{part}.{layer}.{kind}": backbone[f"features.{layer}.{kind}"]
-        for layer, part in _SLICES.items()
-        for kind in ("weight", "bias")
-    } | heads
+    state = dict(heads)
+    for layer, part in _SLICES.items():
+        for kind in ("weight", "bias"):
+            state[f"net.slice{part}.{layer}.{kind}"] = backbone[f"features.{layer}.{kind}"]
     missing, unexpected = network.load_state_dict(state, strict=False)
     # `lins` repeats `lin0` ... `lin4`, and the scaling constants are the package's own.
     missing = [key for key in missing if not key.startswith(("lins.", "scaling_layer."))]
@@ -84,16 +83,13 @@ def load_lpips(directory: Path | None = None) -> torch.nn.Module:
     return _frozen(network)
 
 
-def load_fid(directory: Path | None = None) -> torch.nn.Module:
+def load_fid() -> torch.nn.Module:
     """Return FID's Inception as ported by pytorch-fid, up to the last pooling (2048 features).
-
-    Args:
-        directory: folder of its weights; default: `FDAUDIT_WEIGHTS`, then torch's hub cache.
 
     Raises:
         WeightsUnavailableError: the file is missing or is not the pinned one.
     """
-    state = load_weights("inception", directory)
+    state = load_weights("inception")
     from pytorch_fid import inception
 
     # pytorch-fid downloads unchecked weights while it builds; replace them by the checked ones.
@@ -148,12 +144,12 @@ def lpips_distance(
     """
     first, second = _rgb(a, "a"), _rgb(b, "b")
     same_shape(first, second)
-    device, out = _device(network), []
+    device, distances = _device(network), []
     with torch.no_grad():
         for x, y in zip(torch.split(first, batch_size), torch.split(second, batch_size), strict=True):
             value = network(_enlarged(x.to(device)), _enlarged(y.to(device)), normalize=True)
-            out.append(value.reshape(len(x)).to("cpu", torch.float64))
-    return torch.cat(out)
+            distances.append(value.reshape(len(x)).to("cpu", torch.float64))
+    return torch.cat(distances)
 
 
 def lpips_figure(
@@ -180,8 +176,9 @@ def lpips_figure(
 
 def lpips_note(height: int, width: int) -> str:
     """Return a note for readers of LPIPS on images of this size."""
-    small = min(height, width) < LPIPS_SIDE
-    return f"AlexNet; images of {height}x{width} enlarged to {LPIPS_SIDE} pixels" if small else "AlexNet"
+    if min(height, width) >= LPIPS_SIDE:
+        return "AlexNet"
+    return f"AlexNet; images of {height}x{width} enlarged to {LPIPS_SIDE} pixels"
 
 
 def inception_features(values: ArrayLike, network: torch.nn.Module, *, batch_size: int = 32) -> torch.Tensor:
@@ -197,12 +194,12 @@ def inception_features(values: ArrayLike, network: torch.nn.Module, *, batch_siz
     Raises:
         UsageError: channels are neither 1 nor 3, or pixels are not in [0, 1].
     """
-    tensor, device, out = _rgb(values, "images"), _device(network), []
+    device, features = _device(network), []
     with torch.no_grad():
-        for part in torch.split(tensor, batch_size):
-            features = network(part.to(device))[0]
-            out.append(features.mean((2, 3)).to("cpu", torch.float64))
-    return torch.cat(out)
+        for part in torch.split(_rgb(values, "images"), batch_size):
+            maps = network(part.to(device))[0]
+            features.append(maps.mean((2, 3)).to("cpu", torch.float64))
+    return torch.cat(features)
 
 
 def fid_figure(images_a: ArrayLike, images_b: ArrayLike, *, network: torch.nn.Module | None = None) -> Figure:
@@ -220,7 +217,7 @@ def fid_figure(images_a: ArrayLike, images_b: ArrayLike, *, network: torch.nn.Mo
         network = load_fid() if network is None else network
     except WeightsUnavailableError as error:
         return Figure(name="fid", value=None, unavailable=str(error))
-    first, second = (inception_features(x, network) for x in (images_a, images_b))
+    first, second = inception_features(images_a, network), inception_features(images_b, network)
     figure = frechet_figure(first, second, "fid")
     size = tuple(images(images_a, "images_a").shape[-2:])
     if min(size) >= 299:

@@ -35,6 +35,9 @@ from fdaudit.storage.cache import digest_of
 
 __all__ = ["AuxiliaryPool", "ClassPriors", "Measure", "choose_strategies", "varies"]
 
+_TRIALS = 32
+"""Batches of auxiliary data that are held out to choose a strategy."""
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -130,20 +133,13 @@ class AuxiliaryPool:
             out[held_out] = True
         if strategy == "grand-mean":
             return self._mean(self._sum, len(self), np.flatnonzero(out)).expand(m, -1, -1, -1)
-        classes = self._wanted(m, labels, out, generator)
-        if strategy == "class-mean":
-            return torch.stack([self._class_mean(label, out) for label in classes])
-        return self._random(m, classes, out, generator)
-
-    def _wanted(
-        self, m: int, labels: Integers | None, out: Flags, generator: np.random.Generator
-    ) -> list[int]:
-        """Return the label of each guess; empty if auxiliary data have no labels."""
         if self.labels is None:
-            return []
-        if labels is None:
-            return list(map(int, generator.choice(self.labels[~out], size=m)))
-        return [int(labels[i % len(labels)]) for i in range(m)]
+            anything = np.flatnonzero(~out)
+            return self._images(generator.choice(anything, size=m, replace=m > len(anything)))
+        classes = generator.choice(self.labels[~out], size=m) if labels is None else np.resize(labels, m)
+        if strategy == "class-mean":
+            return torch.stack([self._class_mean(label, out) for label in classes.tolist()])
+        return self._random(classes, out, generator)
 
     def _mean(self, total: torch.Tensor, n: int, without: Integers) -> torch.Tensor:
         less = self.images[torch.from_numpy(without)].sum(0, dtype=torch.float64)
@@ -157,16 +153,14 @@ class AuxiliaryPool:
             return self._mean(self._sum, len(self), np.flatnonzero(out))
         return self._mean(self._class_sum[label], len(index), without)
 
-    def _random(self, m: int, wanted: list[int], out: Flags, generator: np.random.Generator) -> torch.Tensor:
-        anything = np.flatnonzero(~out)
-        if not wanted:
-            return self._images(generator.choice(anything, size=m, replace=m > len(anything)))
-        chosen = np.empty(m, dtype=np.int64)
-        sought = np.asarray(wanted)
-        for label in sorted(set(wanted)):
-            places = np.flatnonzero(sought == label)
+    def _random(self, classes: Integers, out: Flags, generator: np.random.Generator) -> torch.Tensor:
+        chosen = np.empty(len(classes), dtype=np.int64)
+        for label in np.unique(classes).tolist():
+            places = np.flatnonzero(classes == label)
             index = self._of_class.get(label, np.empty(0, dtype=np.int64))
-            index = index[~out[index]] if len(index) and not out[index].all() else anything
+            index = index[~out[index]]
+            if not len(index):
+                index = np.flatnonzero(~out)
             chosen[places] = generator.choice(index, size=len(places), replace=len(places) > len(index))
         return self._images(chosen)
 
@@ -226,7 +220,7 @@ class ClassPriors:
         pools = [self.of(label) for label in labels.tolist()]
         guesses = torch.empty(len(labels), *self.images.shape[1:], dtype=torch.float64)
         for pool in dict.fromkeys(pools):
-            rows = np.flatnonzero([p is pool for p in pools])
+            rows = np.flatnonzero([p == pool for p in pools])
             guesses[torch.from_numpy(rows)] = pool.guess(strategy, len(rows), labels[rows], generator)
         return guesses
 
@@ -239,7 +233,6 @@ def choose_strategies(
     generator: np.random.Generator,
     *,
     labels_known: bool,
-    trials: int = 32,
 ) -> Mapping[str, str]:
     """Return the strategy for each measure, for a batch of `n` images with `m >= n` guesses.
 
@@ -249,7 +242,7 @@ def choose_strategies(
     """
     size = min(n, len(pool) // 2)
     matched, truths = list[torch.Tensor](), list[torch.Tensor]()
-    for _ in range(trials):
+    for _ in range(_TRIALS):
         rows = generator.choice(len(pool), size=size, replace=False)
         truth = pool.images[torch.from_numpy(rows)].double()
         labels = pool.labels[rows] if labels_known and pool.labels is not None else None
@@ -260,7 +253,7 @@ def choose_strategies(
     chosen = {}
     for q in measures:
         # All trials are measured in one call; a row is a trial, a column a strategy.
-        values = q.of(torch.cat(matched), torch.cat(truths)).view(trials, len(pool.strategies), size)
+        values = q.of(torch.cat(matched), torch.cat(truths)).view(_TRIALS, len(pool.strategies), size)
         totals = values.mean((0, 2)).numpy()
         chosen[q.name] = pool.strategies[int((q.sign * totals).argmax())]
     return chosen

@@ -31,6 +31,7 @@ from fdaudit.metrics.images.compared import (
 )
 from fdaudit.metrics.images.prior import AuxiliaryPool, Measure, choose_strategies, varies
 from fdaudit.metrics.images.similarity import match
+from fdaudit.metrics.intervals import joined
 from fdaudit.metrics.labels import label_recovery_figures
 
 __all__ = ["score_reconstruction"]
@@ -101,25 +102,26 @@ def score_reconstruction(
             "targets", len(names), f"names for {len(batches)} batches", "Name one target a batch."
         )
     measures, lacking = likenesses(lpips_network, batches[0].truth.shape[1:])
-    got = {}
+    likeness = {}
     for q in measures:
-        got[q.name] = np.concatenate([q.of(b.guess[b.order], b.truth[b.kept]).numpy() for b in batches])
+        parts = [q.of(b.guess[b.order], b.truth[b.kept]).numpy() for b in batches]
+        likeness[q.name] = np.concatenate(parts)
     pool = None if auxiliary is None else AuxiliaryPool(auxiliary, auxiliary_labels)
     if pool is not None:
         same_shape(pool.images, batches[0].truth, count=False)
     prior, strategies = _prior(pool, batches, measures, generator, labels_known)
     if prior is not None and bystanders is not None:
         about = [(b.guess, b.labels, len(b.truth)) for b in batches]
-        beside = bystanders.beside(about, got, measures, generator.spawn(1)[0])
+        beside = bystanders.beside(about, likeness, measures, generator.spawn(1)[0])
         prior, strategies = stricter(prior, strategies, beside, measures)
     places = []
     for i, batch in enumerate(batches):
-        pairs = zip(batch.kept, batch.order, strict=True)
-        places += [(names[i], i, int(truth), int(guess)) for truth, guess in pairs]
+        for truth, guess in zip(batch.kept.tolist(), batch.order.tolist(), strict=True):
+            places.append((names[i], i, truth, guess))
     compared = Compared(
         measures=measures,
         lacking=lacking,
-        got=got,
+        likeness=likeness,
         prior=prior,
         strategies=strategies,
         places=places,
@@ -131,7 +133,7 @@ def score_reconstruction(
         generator,
         most="most leaked image",
         best=lambda target, batch, image: f"image {image} of batch {batch} ({target})",
-        notes=_notes(batches, got),
+        notes=_notes(batches, likeness["psnr"]),
         counted=counted,
         groups=groups,
         confidence=confidence,
@@ -176,21 +178,22 @@ def _matched(guess_images: ArrayLike, true_images: ArrayLike, true_labels: Array
             "guess_images", len(guesses), f"does not match {len(truths)} true batches", "Pair them up."
         )
     labels = _as_labels(true_labels, "true_labels", list(map(len, truths)))
-    out = []
+    batches = []
     for i, (guess, truth) in enumerate(zip(guesses, truths, strict=True)):
         same_shape(truths[0], truth, count=False)
         permutation = match(guess, truth).numpy()
         places = np.flatnonzero(permutation >= 0)
-        out.append(_Batch(truth, guess, places, permutation[places], None if labels is None else labels[i]))
-    return out
+        own_labels = None if labels is None else labels[i]
+        batches.append(_Batch(truth, guess, places, permutation[places], own_labels))
+    return batches
 
 
 @lru_cache(maxsize=32)
 def _chosen(
-    pool: AuxiliaryPool, n: int, m: int, told: bool, measures: tuple[Measure, ...]
+    pool: AuxiliaryPool, n: int, m: int, labels_known: bool, measures: tuple[Measure, ...]
 ) -> Mapping[str, str]:
     """Return `choose_strategies`, computed once for each pool: it does not depend on any truth."""
-    return choose_strategies(pool, n, m, measures, pool.generator(), labels_known=told)
+    return choose_strategies(pool, n, m, measures, pool.generator(), labels_known=labels_known)
 
 
 def _prior(
@@ -203,39 +206,39 @@ def _prior(
     """Return the baseline's likeness by measure, (draws, images), and the strategies used."""
     if pool is None:
         return None, {}
-    chosen: dict[tuple[int, int, bool], Mapping[str, str]] = {}
     values: dict[str, list[Floats]] = {q.name: [] for q in measures}
     played: dict[str, set[str]] = {q.name: set() for q in measures}
     for batch in batches:
-        by_label = labels_known and batch.labels is not None
-        key = (len(batch.kept), len(batch.guess), by_label)
-        if key not in chosen:
-            chosen[key] = _chosen(pool, *key, measures)
-        truth = batch.truth[batch.kept]
-        labels = batch.labels[batch.kept] if by_label and batch.labels is not None else None
-        lined_up: dict[str, list[torch.Tensor]] = {s: [] for s in sorted(set(chosen[key].values()))}
+        truth, labels = batch.truth[batch.kept], None
+        if labels_known and batch.labels is not None:
+            labels = batch.labels[batch.kept]
+        chosen = _chosen(pool, len(truth), len(batch.guess), labels is not None, measures)
+        lined_up: dict[str, list[torch.Tensor]] = {s: [] for s in sorted(set(chosen.values()))}
         for _ in range(_DRAWS):
             for strategy, draws in lined_up.items():
                 if not draws or varies(strategy, labels):
                     guess = pool.guess(strategy, len(batch.guess), labels, generator)
                     draws.append(guess[match(guess, truth)])
         for q in measures:
-            draws = lined_up[chosen[key][q.name]]
+            strategy = chosen[q.name]
+            draws = lined_up[strategy]
             likeness = q.of(torch.cat(draws), truth.repeat(len(draws), 1, 1, 1)).view(len(draws), len(truth))
+            # One draw of a strategy that does not vary stands for all.
             values[q.name].append(likeness.numpy().repeat(_DRAWS // len(draws), axis=0))
-            played[q.name].add(chosen[key][q.name])
-    joined = {name: np.concatenate(parts, axis=1) for name, parts in values.items()}
-    return joined, {name: tuple(sorted(used)) for name, used in played.items()}
+            played[q.name].add(strategy)
+    prior = {name: np.concatenate(parts, axis=1) for name, parts in values.items()}
+    return prior, {name: tuple(sorted(used)) for name, used in played.items()}
 
 
-def _notes(batches: list[_Batch], got: Mapping[str, Floats]) -> dict[str, str]:
+def _notes(batches: list[_Batch], psnrs: Floats) -> dict[str, str]:
     """Return notes for readers, by measure."""
     n = sum(len(b.kept) for b in batches)
     true = sum(len(b.truth) for b in batches)
     guessed = sum(len(b.guess) for b in batches)
-    matched = f"{n} of {true} true images matched with one of {guessed} guesses"
-    common = "" if n == true == guessed else matched
-    capped = int((got["psnr"] >= PSNR_CEILING).sum())
+    common = ""
+    if not n == true == guessed:
+        common = f"{n} of {true} true images matched with one of {guessed} guesses"
+    capped = int((psnrs >= PSNR_CEILING).sum())
     ceiling = f"{capped} at the ceiling of {PSNR_CEILING:g} dB" if capped else ""
     notes = {"psnr": ceiling, "mse": "", **size_notes(*batches[0].truth.shape[-2:])}
-    return {name: "; ".join(filter(None, [common, note])) for name, note in notes.items()}
+    return {name: joined(common, note) for name, note in notes.items()}

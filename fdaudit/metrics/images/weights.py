@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -97,13 +97,22 @@ def places_of(name: str) -> list[Path]:
     if not (package := PINS[name].package):
         return _directories()
     spec = importlib.util.find_spec(package)
-    return [] if spec is None or spec.origin is None else [Path(spec.origin).parent / "weights" / "v0.1"]
+    if spec is None or spec.origin is None:
+        return []
+    return [Path(spec.origin).parent / "weights" / "v0.1"]
 
 
 def find_weights(name: str) -> Path | None:
     """Return the path of a pinned file, whatever its bytes; None if it is in no place."""
-    file = PINS[name].file
-    return next((p / file for p in places_of(name) if (p / file).is_file()), None)
+    return _present(PINS[name].file, places_of(name))
+
+
+def _present(file: str, places: Iterable[Path]) -> Path | None:
+    """Return the path of a file in the first folder that has it."""
+    for place in places:
+        if (place / file).is_file():
+            return place / file
+    return None
 
 
 def same_weights(path: Path) -> str | None:
@@ -128,8 +137,7 @@ def load_weights(name: str, directory: Path | None = None) -> dict[str, torch.Te
             to tensors.
     """
     pin = PINS[name]
-    places = _directories() if directory is None else [directory]
-    path = next((p / pin.file for p in places if (p / pin.file).is_file()), None)
+    path = _present(pin.file, _directories() if directory is None else [directory])
     if path is None:
         raise WeightsUnavailableError(
             "FDAUDIT_WEIGHTS",

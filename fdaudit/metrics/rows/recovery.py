@@ -19,11 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy  # its packages are loaded at first use
-from numpy.typing import NDArray
 
-from fdaudit.metrics._arrays import Floats, Integers
-from fdaudit.metrics.intervals import mean_figure
-from fdaudit.metrics.labels import label_recovery_figures
+from fdaudit.metrics._arrays import Flags, Floats, Integers
+from fdaudit.metrics.intervals import exceedance, mean_figure
+from fdaudit.metrics.labels import class_pools, draw_like, label_recovery_figures
 from fdaudit.tasks.columns import Column
 from fdaudit.types import Figure
 
@@ -79,7 +78,7 @@ class MatchedRows:
     """
 
     guess: Integers
-    right: NDArray[np.bool_]
+    right: Flags
 
 
 def relative_errors(guess: Floats, truth: Floats, column: Column) -> Floats:
@@ -88,19 +87,19 @@ def relative_errors(guess: Floats, truth: Floats, column: Column) -> Floats:
     return np.asarray(np.abs(guess - truth) / size)
 
 
-def _alike(guess: Floats, truth: Floats, column: Column) -> NDArray[np.bool_]:
+def _alike(guess: Floats, truth: Floats, column: Column) -> Flags:
     """Return whether cells of a column count as equal."""
     if column.is_number:
         return np.asarray(np.abs(guess - truth) <= TOLERANCE * column.scale)
     return np.asarray(guess == truth)
 
 
-def right_cells(guess: Floats, truth: Floats, columns: Sequence[Column]) -> NDArray[np.bool_]:
+def right_cells(guess: Floats, truth: Floats, columns: Sequence[Column]) -> Flags:
     """Return which cells (n, k) of guesses are recovered; `guess` and `truth` have shapes that broadcast."""
-    made = np.zeros(np.broadcast_shapes(guess.shape, truth.shape), dtype=bool)
+    right = np.zeros(np.broadcast_shapes(guess.shape, truth.shape), dtype=bool)
     for k, column in enumerate(columns):
-        made[..., k] = _alike(guess[..., k], truth[..., k], column)
-    return made
+        right[..., k] = _alike(guess[..., k], truth[..., k], column)
+    return right
 
 
 def matched_rows(guess: Floats, truth: Floats, columns: Sequence[Column]) -> MatchedRows:
@@ -123,15 +122,17 @@ def typical_row(auxiliary: Floats, labels: Integers, label: int, columns: Sequen
 
     None without auxiliary rows.
     """
-    rows = auxiliary[labels == label] if bool((labels == label).any()) else auxiliary
-    rows = rows[:_MOST_AUXILIARY]
-    if not len(rows):
+    if not len(auxiliary):
         return None
-    made = np.empty(len(columns))
+    of_class = labels == label
+    rows = auxiliary[of_class] if of_class.any() else auxiliary
+    rows = rows[:_MOST_AUXILIARY]
+    cells = np.empty(len(columns))
     for k, column in enumerate(columns):
         values = rows[:, k]
-        made[k] = values[_alike(values[:, None], values[None], column).sum(1).argmax()]
-    return made
+        supporters = _alike(values[:, None], values[None], column).sum(1)
+        cells[k] = values[supporters.argmax()]
+    return cells
 
 
 def score_rows(
@@ -156,27 +157,28 @@ def score_rows(
         `labels_right` and its prior. Figures that cannot be measured are unavailable with their reason.
     """
     matches = [matched_rows(one.guess, one.truth, columns) for one in found]
-    priors = [_typical(one, auxiliary, columns) for one in found]
     right = np.concatenate([m.right.mean(1) for m in matches])
     figures = {"cells_right": mean_figure("cells_right", right, generator, unit="fraction")}
-    prior = None
-    if all(cells is not None for cells in priors):
-        shares = [
-            right_cells(p, one.truth, columns) for p, one in zip(priors, found, strict=True) if p is not None
-        ]
-        prior = float(np.concatenate([share.mean(1) for share in shares]).mean())
+    priors, prior = list[Floats](), None
+    if len(auxiliary[0]):
+        priors = [_typical(one.labels, auxiliary, columns) for one in found]
+        shares = [right_cells(p, one.truth, columns).mean(1) for p, one in zip(priors, found, strict=True)]
+        prior = float(np.concatenate(shares).mean())
         note = "of the value that most auxiliary rows of the class share, in each column"
         figures["cells_right_prior"] = Figure(
             name="cells_right_prior", value=prior, unit="fraction", n=len(right), note=note
         )
     figures["cells_gain"] = _gain(found, columns, prior, others, generator)
     figures["categories_right"] = _categories(matches, columns)
-    figures["numbers_error"] = _numbers(
-        "numbers_error", found, columns, [_guesses(o, m) for o, m in zip(found, matches, strict=True)]
-    )
+    guesses = list[Floats]()
+    for one, match in zip(found, matches, strict=True):
+        cells = np.full_like(one.truth, np.nan)  # NaN in rows without a guess
+        has_guess = match.guess >= 0
+        cells[has_guess] = one.guess[match.guess[has_guess]]
+        guesses.append(cells)
+    figures["numbers_error"] = _numbers("numbers_error", found, columns, guesses)
     if prior is not None:
-        guesses = [p for p in priors if p is not None]
-        figures["numbers_error_prior"] = _numbers("numbers_error_prior", found, columns, guesses)
+        figures["numbers_error_prior"] = _numbers("numbers_error_prior", found, columns, priors)
     guessed = [one.guess_labels for one in found if one.guess_labels is not None]
     labels = label_recovery_figures(
         guessed if len(guessed) == len(found) else None,
@@ -187,23 +189,14 @@ def score_rows(
     return {**figures, **{figure.name: figure for figure in labels}}
 
 
-def _guesses(one: RecoveredRows, match: MatchedRows) -> Floats:
-    """Return the guess (n, k) of each true row; NaN without one."""
-    cells = one.guess[match.guess.clip(0)] if len(one.guess) else np.zeros_like(one.truth)
-    return np.where(match.guess[:, None] < 0, np.nan, cells)
-
-
-def _typical(
-    one: RecoveredRows, auxiliary: tuple[Floats, Integers], columns: Sequence[Column]
-) -> Floats | None:
-    """Return the prior's guess (n, k) of each true row; None without auxiliary rows."""
-    by_class = dict[int, Floats]()
-    for label in np.unique(one.labels).tolist():
-        cells = typical_row(*auxiliary, label, columns)
-        if cells is None:
-            return None
-        by_class[label] = cells
-    return np.stack([by_class[label] for label in one.labels.tolist()])
+def _typical(labels: Integers, auxiliary: tuple[Floats, Integers], columns: Sequence[Column]) -> Floats:
+    """Return the prior's guess (n, k) of rows of these classes (n,)."""
+    cells = np.full((len(labels), len(columns)), np.nan)
+    for label in np.unique(labels).tolist():
+        row = typical_row(*auxiliary, label, columns)
+        if row is not None:
+            cells[labels == label] = row
+    return cells
 
 
 def _categories(matches: Sequence[MatchedRows], columns: Sequence[Column]) -> Figure:
@@ -241,11 +234,16 @@ def _gain(
     generator: np.random.Generator,
 ) -> Figure:
     """Return the cells recovered over the larger of the prior and the same guess on other rows, tested by those."""
-    tests = [_against_others(one, columns, others, generator) for one in found]
-    observed = float(np.mean([own for own, _ in tests]))
-    draws = [values for _, values in tests if values is not None]
+    shares = []
+    draws = []
+    for one in found:
+        own, values = _against_others(one, columns, others, generator)
+        shares.append(own)
+        if values is not None:
+            draws.append(values)
+    observed = float(np.mean(shares))
     floor = prior or 0.0
-    if len(draws) < len(tests):
+    if len(draws) < len(found):
         why = "there are fewer other rows of the victim's classes than its own, so nothing bounds chance"
         return Figure(name="cells_gain", value=observed - floor, unit="fraction", n=len(found), note=why)
     least = min(map(len, draws))
@@ -256,7 +254,7 @@ def _gain(
         unit="fraction",
         n=len(found),
         note=f"the same guess recovers {chance.mean():.1%} of rows drawn from the same classes",
-        p=float((1 + (chance >= observed - 1e-12).sum()) / (1 + len(chance))),
+        p=exceedance(int((chance >= observed - 1e-12).sum()), len(chance)),
     )
 
 
@@ -272,34 +270,29 @@ def _against_others(
     there are too few others.
     """
     n, (x, y) = len(one.truth), others
-    kept = generator.permutation(len(x))[:_MOST_OTHERS]
-    pool = np.concatenate([one.truth, x[kept]])
-    classes = np.concatenate([one.labels, y[kept]])
+    others_used = generator.permutation(len(x))[:_MOST_OTHERS]
+    pool = np.concatenate([one.truth, x[others_used]])
     share = _shares(one.guess, pool, columns)
     observed = _largest(share[:, :n])
-    groups = []
-    for label, count in zip(*np.unique(one.labels, return_counts=True), strict=True):
-        rows = np.flatnonzero(classes == label)
-        if len(rows) < 2 * count:
-            return observed, None
-        groups.append((rows, int(count)))
-    if n == 1 and len(share):
-        (rows, _), *_ = groups
+    groups = class_pools(one.labels, np.concatenate([one.labels, y[others_used]]))
+    if groups is None:
+        return observed, None
+    if n == 1 and len(share):  # the best guess of a single row needs no matching
+        rows, _ = groups[0]
         return observed, share.max(0)[generator.choice(rows, _DRAWS)]
     total = _DRAWS if share.shape[0] * n < _LARGE_BATCH else _FEW_DRAWS
     values = np.empty(total)
     for k in range(total):
-        rows = np.concatenate([generator.choice(group, count, replace=False) for group, count in groups])
-        values[k] = _largest(share[:, rows])
+        values[k] = _largest(share[:, draw_like(groups, generator)])
     return observed, values
 
 
 def _shares(guess: Floats, truth: Floats, columns: Sequence[Column]) -> Floats:
     """Return the share (m, n) of the cells of each true row that each guess recovers."""
-    made = np.zeros((len(guess), len(truth)))
+    share = np.zeros((len(guess), len(truth)))
     for k, row in enumerate(guess):
-        made[k] = right_cells(row, truth, columns).mean(1)
-    return made
+        share[k] = right_cells(row, truth, columns).mean(1)
+    return share
 
 
 def _largest(share: Floats) -> float:

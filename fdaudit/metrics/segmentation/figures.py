@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import starmap
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats
+from fdaudit.metrics.intervals import logit_interval
 from fdaudit.metrics.segmentation.objects import aggregated_jaccard, components, object_dice
 from fdaudit.metrics.segmentation.pixels import dice, hausdorff_95, masks_of, mean_iou
 from fdaudit.types import Figure
@@ -20,6 +20,7 @@ __all__ = ["DICE_METHOD", "SegmentationScore", "constant_dice", "mean_dice_figur
 DICE_METHOD = "Student's t on the logit scale, by picture"
 """Name of the method for the interval of the mean Dice coefficient."""
 _SAME = 1e-12
+_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +67,17 @@ def score_masks(
     guessed_objects = list(map(components, guess))
     masks = list(zip(guess, truth, strict=True))
     distances = [distance for distance in starmap(hausdorff_95, masks) if distance is not None]
-    pairs_of_objects = list(zip(guessed_objects, true_objects, strict=True))
+    object_pairs = list(zip(guessed_objects, true_objects, strict=True))
     return SegmentationScore(
         dice=mean_dice_figure(np.array(list(starmap(dice, masks))), pictures),
         mean_iou=mean_iou(guess, truth),
-        object_dice=float(np.mean(list(starmap(object_dice, pairs_of_objects)))),
-        aji=float(np.mean(list(starmap(aggregated_jaccard, pairs_of_objects)))),
+        object_dice=float(np.mean(list(starmap(object_dice, object_pairs)))),
+        aji=float(np.mean(list(starmap(aggregated_jaccard, object_pairs)))),
         hd95=float(np.mean(distances)) if distances else None,
     )
 
 
-def mean_dice_figure(
-    by_image: Floats, pictures: ArrayLike | None = None, *, confidence: float = 0.95
-) -> Figure:
+def mean_dice_figure(by_image: Floats, pictures: ArrayLike | None = None) -> Figure:
     """Return the mean of Dice coefficients (n,) with an interval over pictures.
 
     Images of one picture are alike, so the error of the mean is summed by picture. If all pictures have the same error,
@@ -87,7 +86,6 @@ def mean_dice_figure(
     Raises:
         UsageError: there is no coefficient, or not one picture for each.
     """
-    from scipy.special import expit, logit
     from scipy.stats import t
 
     n = len(by_image)
@@ -99,14 +97,13 @@ def mean_dice_figure(
     groups = np.unique(picture, return_inverse=True)[1]
     errors = np.bincount(groups, weights=(by_image - value) / n)
     many = len(errors)
-    plain = Figure(name="dice", value=value, unit="fraction", n=n)
+    figure = Figure(name="dice", value=value, unit="fraction", n=n)
     error = float(np.sqrt(np.square(errors).sum() * many / max(many - 1, 1)))
     if many < 2 or error < _SAME or not 0 < value < 1:
-        return plain
-    reach = float(t.ppf(0.5 + confidence / 2, many - 1)) * error / (value * (1 - value))
-    low, high = (float(expit(logit(value) + side * reach)) for side in (-1, 1))
-    interval: dict[str, Any] = {"low": low, "high": high, "confidence": confidence, "method": DICE_METHOD}
-    return Figure(name="dice", value=value, unit="fraction", n=n, **interval)
+        return figure
+    reach = float(t.ppf(0.5 + _CONFIDENCE / 2, many - 1))
+    interval = logit_interval(value, error, reach, _CONFIDENCE, DICE_METHOD)
+    return replace(figure, **interval._asdict())
 
 
 def constant_dice(true: ArrayLike) -> float:

@@ -64,8 +64,9 @@ def _overlaps(predicted: ArrayLike, true: ArrayLike) -> tuple[Floats, Floats, Fl
     guess, truth = masks_of(predicted, true, 2)
     codes = []
     for mask in (guess, truth):
-        numbers, code = np.unique(mask, return_inverse=True)
-        codes.append((code.ravel() + (numbers[0] != 0), len(numbers) + (numbers[0] != 0)))
+        # A zero in front makes the background the first number, also of a mask that has none.
+        numbers, code = np.unique(np.append(0, mask), return_inverse=True)
+        codes.append((code[1:], len(numbers)))
     (g, m), (t, n) = codes
     table = np.bincount(t * m + g, minlength=n * m).reshape(n, m).astype(np.float64)
     return table[1:, 1:], table[:, 1:].sum(0), table[1:].sum(1)

@@ -58,8 +58,11 @@ def mean_iou(predicted: ArrayLike, true: ArrayLike) -> float:
     """
     guess, truth = masks_of(predicted, true, 3)
     classes = np.union1d(guess, truth)
-    pairs = [((guess == c) & (truth == c), (guess == c) | (truth == c)) for c in classes]
-    return float(np.mean([both.sum() / either.sum() for both, either in pairs]))
+    by_class = []
+    for c in classes:
+        a, b = guess == c, truth == c
+        by_class.append((a & b).sum() / (a | b).sum())
+    return float(np.mean(by_class))
 
 
 def hausdorff_95(predicted: ArrayLike, true: ArrayLike) -> float | None:
@@ -72,11 +75,12 @@ def hausdorff_95(predicted: ArrayLike, true: ArrayLike) -> float | None:
     from scipy.ndimage import distance_transform_edt
 
     guess, truth = masks_of(predicted, true, 2)
-    edges = [_boundary(mask > 0) for mask in (guess, truth)]
-    if not all(edge.any() for edge in edges):
-        return None if any(edge.any() for edge in edges) else 0.0
-    reach = [distance_transform_edt(~edge) for edge in edges]
-    return float(max(np.percentile(reach[1][edges[0]], 95), np.percentile(reach[0][edges[1]], 95)))
+    guess_edge, true_edge = _boundary(guess > 0), _boundary(truth > 0)
+    if not guess_edge.any() or not true_edge.any():
+        return 0.0 if guess_edge.any() == true_edge.any() else None
+    to_truth = distance_transform_edt(~true_edge)[guess_edge]
+    to_guess = distance_transform_edt(~guess_edge)[true_edge]
+    return float(max(np.percentile(to_truth, 95), np.percentile(to_guess, 95)))
 
 
 def _boundary(mask: Flags) -> Flags:

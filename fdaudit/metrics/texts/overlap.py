@@ -13,14 +13,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fdaudit.metrics._arrays import Integers
 from fdaudit.types import PADDING, UNKNOWN
 
 __all__ = ["bag", "bag_scores", "matched", "positions_right", "rouge", "rouge_l", "spoken"]
 
 _NAMELESS = (PADDING, UNKNOWN)
-Integers = NDArray[np.int64]
 
 
 def bag(tokens: Integers) -> frozenset[int]:

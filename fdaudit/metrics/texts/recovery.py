@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fdaudit.metrics.intervals import mean_figure
+from fdaudit.metrics._arrays import Floats, Integers
+from fdaudit.metrics.intervals import exceedance, mean_figure
+from fdaudit.metrics.labels import class_pools, draw_like
 from fdaudit.metrics.texts.overlap import (
-    Integers,
     bag,
     bag_scores,
     matched,
@@ -75,20 +75,15 @@ def score_texts(
     scores = np.array([bag_scores(r.words, bag(r.truth)) for r in found])
     precision, recall, f1 = scores.mean(0).tolist()
     prior = float(np.mean([_prior(auxiliary, r, generator) for r in found]))
-    n = len(found)
-    figures: dict[str, Figure] = {
-        "token_f1": Figure(name="token_f1", value=f1, unit="fraction", n=n),
-        "token_precision": Figure(name="token_precision", value=precision, unit="fraction", n=n),
-        "token_recall": Figure(name="token_recall", value=recall, unit="fraction", n=n),
-        "token_f1_prior": Figure(
-            name="token_f1_prior",
-            value=prior,
-            unit="fraction",
-            n=n,
-            note="of the most frequent auxiliary words",
-        ),
-        "token_gain": _gain(found, f1, prior, others, generator),
-    }
+    figures = {}
+    for name, value, note in (
+        ("token_f1", f1, ""),
+        ("token_precision", precision, ""),
+        ("token_recall", recall, ""),
+        ("token_f1_prior", prior, "of the most frequent auxiliary words"),
+    ):
+        figures[name] = Figure(name=name, value=value, unit="fraction", n=len(found), note=note)
+    figures["token_gain"] = _gain(found, f1, prior, others, generator)
     return {**figures, **_in_order(found, auxiliary, generator)}
 
 
@@ -105,9 +100,14 @@ def _prior(auxiliary: Integers, one: Recovered, generator: np.random.Generator) 
         rows = generator.permutation(len(bags))[:size]
         samples.append(frozenset[int]().union(*(bags[i] for i in rows)))
     usual = max(1, round(float(np.mean(list(map(len, samples))))))
-    sizes = sorted({max(1, usual // 4), max(1, usual // 2), usual})
-    best = max(sizes, key=lambda m: np.mean([bag_scores(frozenset(ranked[:m]), d)[2] for d in samples]))
-    return bag_scores(frozenset(ranked[:best]), bag(one.truth))[2]
+    # Naming as many words as a batch has costs precision: fewer, frequent ones may score better.
+    best, best_score = frozenset[int](), -1.0
+    for m in sorted({max(1, usual // 4), max(1, usual // 2), usual}):
+        words_named = frozenset(ranked[:m])
+        score = float(np.mean([bag_scores(words_named, sample)[2] for sample in samples]))
+        if score > best_score:
+            best, best_score = words_named, score
+    return bag_scores(best, bag(one.truth))[2]
 
 
 def _gain(
@@ -131,21 +131,18 @@ def _gain(
         unit="fraction",
         n=len(found),
         note=f"the same guess has an F1 of {chance.mean():.1%} on other texts of the same classes",
-        p=float((1 + (chance >= f1 - 1e-12).sum()) / (1 + len(chance))),
+        p=exceedance(int((chance >= f1 - 1e-12).sum()), len(chance)),
     )
 
 
 def _on_others(
     one: Recovered, others: tuple[Integers, Integers], generator: np.random.Generator
-) -> NDArray[np.float64] | None:
+) -> Floats | None:
     """Return F1 (draws,) of a guess on as many other texts of the same classes; None if there are too few."""
     x, y = others
-    pools = []
-    for label, count in zip(*np.unique(one.labels, return_counts=True), strict=True):
-        rows = np.flatnonzero(y == label)
-        if len(rows) < 2 * count:
-            return None
-        pools.append((rows, int(count)))
+    pools = class_pools(one.labels, y)
+    if pools is None:
+        return None
     top = 1 + max(int(x.max()), int(one.truth.max()), max(one.words, default=0))
     has = np.zeros((len(x), top), dtype=bool)
     np.put_along_axis(has, x, True, axis=1)
@@ -154,8 +151,7 @@ def _on_others(
     guess[list(one.words)] = True
     scores = np.empty(_DRAWS)
     for k in range(_DRAWS):
-        rows = np.concatenate([generator.choice(pool, count, replace=False) for pool, count in pools])
-        batch = has[rows].any(0)
+        batch = has[draw_like(pools, generator)].any(0)
         scores[k] = 2 * (batch & guess).sum() / max(batch.sum() + guess.sum(), 1)
     return scores
 
@@ -164,38 +160,35 @@ def _in_order(
     found: Sequence[Recovered], auxiliary: Integers, generator: np.random.Generator
 ) -> Mapping[str, Figure]:
     """Return the figures of guessed texts, and of as many auxiliary texts in their place."""
-    with_texts = [r for r in found if r.texts is not None]
-    if not with_texts:
-        return {}
     rows = []
-    for recovered in with_texts:
-        rows += _rows(recovered.texts, recovered.truth)
-    own = np.array(rows)
-    figures = {
-        name: mean_figure(name, own[:, i], generator, unit="fraction") for i, name in enumerate(_ORDERED)
-    }
+    samples = []
+    victims = [(r.texts, r.truth) for r in found if r.texts is not None]
+    for texts, truth in victims:
+        rows += _rows(texts, truth)
+    if not victims:
+        return {}
+    figures = {}
+    for name, values in zip(_ORDERED, np.array(rows).T, strict=True):
+        figures[name] = mean_figure(name, values, generator, unit="fraction")
     if not len(auxiliary):
         return figures
-    samples = []
-    for r in with_texts:
+    for _, truth in victims:
         draws = []
         for _ in range(5):
-            texts = auxiliary[generator.permutation(len(auxiliary))[: len(r.truth)]]
-            draws.append(_rows(texts, r.truth))
+            texts = auxiliary[generator.permutation(len(auxiliary))[: len(truth)]]
+            draws.append(_rows(texts, truth))
         samples.append(np.mean(draws, 0))
     prior = np.concatenate(samples)
     for i, name in enumerate(_ORDERED):
-        value = float(prior[:, i].mean())
+        value, note = float(prior[:, i].mean()), "of auxiliary texts"
         figures[f"{name}_prior"] = Figure(
-            name=f"{name}_prior", value=value, unit="fraction", n=len(prior), note="of auxiliary texts"
+            name=f"{name}_prior", value=value, unit="fraction", n=len(prior), note=note
         )
     return figures
 
 
-def _rows(guess: Integers | None, truth: Integers) -> list[list[float]]:
+def _rows(guess: Integers, truth: Integers) -> list[list[float]]:
     """Return for each true text with a named word the figures of its guess, in the order of `_ORDERED`."""
-    if guess is None:
-        return []
     rows = []
     for text, g in zip(truth, matched(guess, truth), strict=True):
         if not (words := spoken(text)):
@@ -204,12 +197,6 @@ def _rows(guess: Integers | None, truth: Integers) -> list[list[float]]:
             rows.append([0.0] * len(_ORDERED))
             continue
         guessed = spoken(guess[g])
-        rows.append(
-            [
-                rouge(guessed, words, 1),
-                rouge(guessed, words, 2),
-                rouge_l(guessed, words),
-                positions_right(guess[g], text),
-            ]
-        )
+        overlaps = [rouge(guessed, words, 1), rouge(guessed, words, 2), rouge_l(guessed, words)]
+        rows.append([*overlaps, positions_right(guess[g], text)])
     return rows

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fdaudit.errors import one_line
 from fdaudit.models.network import call_with
 from fdaudit.parallel.randomness import forked_randomness
 from fdaudit.storage.digests import canonical
@@ -52,16 +53,16 @@ def _twice(network: Buildable) -> str:
         _differentiate_twice(trial_loss(answers), x, module)
     except Exception as error:  # of foreign code
         where = _layer_of_one_backward(module, x)
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('. ')}"
-        return f"the gradient of the network cannot be differentiated in its images ({where}{reason})"
+        return (
+            f"the gradient of the network cannot be differentiated in its images ({where}{one_line(error)})"
+        )
     return ""
 
 
 def _differentiate_twice(loss: Tensor, x: Tensor, module: nn.Module) -> None:
     """Differentiate in x the squared gradient of a loss in the parameters, or in x itself without parameters."""
-    of: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-    of = of or [x]
-    gradients = torch.autograd.grad(loss, of, create_graph=True, allow_unused=True)
+    leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(loss, leaves or [x], create_graph=True, allow_unused=True)
     # Into every leaf, because a function that is differentiable once is silently left out on the way to x alone.
     torch.stack([g.square().sum() for g in gradients if g is not None]).sum().backward()
     if x.grad is None:
@@ -73,9 +74,9 @@ def _layer_of_one_backward(module: nn.Module, x: Tensor) -> str:
     inputs: dict[str, Tensor] = {}
     hooks = []
 
-    def keep(name: str, _: nn.Module, given: tuple[object, ...]) -> None:
-        if len(given) == 1 and isinstance(given[0], Tensor) and given[0].is_floating_point():
-            inputs.setdefault(name, given[0].detach().clone())
+    def keep(name: str, _: nn.Module, arguments: tuple[object, ...]) -> None:
+        if len(arguments) == 1 and isinstance(arguments[0], Tensor) and arguments[0].is_floating_point():
+            inputs.setdefault(name, arguments[0].detach().clone())
 
     layers = {name: layer for name, layer in module.named_modules() if name and not list(layer.children())}
     for name, layer in layers.items():
@@ -86,11 +87,11 @@ def _layer_of_one_backward(module: nn.Module, x: Tensor) -> str:
     finally:
         for hook in hooks:
             hook.remove()
-    for name, given in inputs.items():
-        given.requires_grad_()
+    for name, layer_input in inputs.items():
+        layer_input.requires_grad_()
         try:
-            answer = call_with(layers[name], {}, given)
-            _differentiate_twice(answer.pow(3).sum(), given, layers[name])
+            answer = call_with(layers[name], {}, layer_input)
+            _differentiate_twice(answer.pow(3).sum(), layer_input, layers[name])
         except Exception:  # of foreign code
             return f"layer {name}, {type(layers[name]).__name__}: "
     return ""
