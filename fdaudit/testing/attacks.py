@@ -31,8 +31,10 @@ from fdaudit.testing.extensions import (
     during,
     fail,
     global_seed,
+    has_cuda,
     load_extension,
     read_settings,
+    torch_defaults_kept,
 )
 
 __all__ = ["check_attack"]
@@ -53,6 +55,8 @@ _TRUTH = (
 )
 """Modules that hold the truth, or lead to it or to other parties' messages."""
 _SEED = 11
+_PRECISIONS = (torch.float16, torch.float64)
+"""Types in which systems that fdaudit did not run send values; views give them in single precision."""
 
 
 def check_attack(
@@ -70,9 +74,10 @@ def check_attack(
     * it reads its view, knowledge, task and oracle, and neither other files nor modules that hold truth;
     * `applicable` answers no, with a reason, to a view without the messages that the card says it needs; asks no
       oracle; and where it answers yes, `run` returns guesses;
-    * the guesses are of the card's goal, and of the victims alone;
+    * the guesses are of the card's goal, one for each victim, and of the victims alone;
     * two runs are equal bit for bit, whatever the global generators hold, and these are never moved;
-    * inputs are never changed;
+    * its knowledge, task and view, with its files, are never changed, nor are PyTorch's defaults;
+    * it also gives guesses where messages were recorded in half or double precision, or says why it does not apply;
     * it also runs on CUDA, where there is a device.
 
     Args:
@@ -92,18 +97,22 @@ def check_attack(
         read_settings(f"{card.name}, profile {profile}", cls.Config, card.profiles[profile])
     _check_imports(card.name, cls)
     checks = _AttackChecks(cls, config)
-    for example in examples_of(card, spec):
-        applying = [adversary for adversary in example.adversaries if checks.applies(example, adversary)]
-        if applying:
-            break
-    else:
-        fail(
-            card.name, "applies to none of the example federations; give the spec of one that it applies to."
-        )
-    for adversary in applying:
-        checks.check_runs(example, adversary, any_order)
-    if torch.cuda.is_available():
-        checks.check_runs(example.on_cuda(), applying[0], any_order)
+    with torch_defaults_kept(card.name):
+        for example in examples_of(card, spec):
+            applying = [adversary for adversary in example.adversaries if checks.applies(example, adversary)]
+            if applying:
+                break
+        else:
+            fail(
+                card.name,
+                "applies to none of the example federations; give the spec of one that it applies to.",
+            )
+        for adversary in applying:
+            checks.check_runs(example, adversary, any_order)
+        for dtype in _PRECISIONS:
+            checks.check_precision(example, applying[0], dtype)
+        if has_cuda(card.name):
+            checks.check_runs(example.on_cuda(), applying[0], any_order)
 
 
 def _check_imports(name: str, cls: type[Attack]) -> None:
@@ -187,6 +196,17 @@ class _AttackChecks:
             if any_order and GOALS[self.card.goal].challenged:
                 self._check_order(given, guesses)
 
+    def check_precision(self, example: Example, adversary: str, dtype: torch.dtype) -> None:
+        """Check that guesses can be had where messages were recorded in another precision."""
+        precision = str(dtype).removeprefix("torch.")
+        with example.adversary(adversary, self.card, dtype) as given:
+            try:
+                if self._answer(given.view, given.trial):
+                    _, guesses = self._guesses(given, 1)
+                    self._check_guesses(example, adversary, guesses)
+            except AssertionError as error:
+                raise AssertionError(f"{error} (with messages recorded as {precision})") from error
+
     def _guesses(self, given: AttackInputs, seed: int) -> tuple[tuple[Any, bytes], Sequence[Guess]]:
         """Return the guesses of a run, as bytes and as they are, with global generators of a seed."""
         tensors = Tensors()
@@ -210,10 +230,25 @@ class _AttackChecks:
             guesses = run()
         if any(not t.equal(tensors.named[n]) for n, t in before.items()):
             fail(self.name, "changes its knowledge or its task; clone tensors first.")
+        self._check_view(given, view)
         packs = Tensors()
         with during(self.name, "handing over its guesses"):
             rows = packed_guesses(guesses, packs)
-        return (rows, encode(packs.named)), guesses
+            values = encode(packs.named)
+        return (rows, values), guesses
+
+    def _check_view(self, given: AttackInputs, view: View) -> None:
+        """The view and its files are as they were."""
+        try:
+            again = open_view(given.view.directory)
+        except FdauditError as error:
+            fail(self.name, "writes to the files of its view; keep values in memory.", error)
+        same_data = all(
+            torch.equal(x, view.own_data[party][0]) and torch.equal(y, view.own_data[party][1])
+            for party, (x, y) in again.own_data.items()
+        )
+        if not same_data or again.hyperparameters != view.hyperparameters:
+            fail(self.name, "changes the records or the settings in its view; clone them first.")
 
     def _check_guesses(self, example: Example, adversary: str, guesses: Sequence[Guess]) -> None:
         """The guesses are of the card's goal, about the victims, and can be scored."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +18,11 @@ from fdaudit.events import (
     DiscreteLaplace,
     Gaussian,
     Laplace,
+    SampledGaussian,
     event_from_json,
     event_to_json,
 )
-from fdaudit.kinds import is_kind
+from fdaudit.kinds import KINDS, is_kind
 from fdaudit.rng import SecretStream, child
 from fdaudit.storage.digests import canonical
 from fdaudit.testing.extensions import (
@@ -27,8 +30,10 @@ from fdaudit.testing.extensions import (
     during,
     fail,
     global_seed,
+    has_cuda,
     load_extension,
     read_settings,
+    torch_defaults_kept,
 )
 from fdaudit.testing.federation import CLASSES, SHAPE
 from fdaudit.transcript.encoding import readable
@@ -43,7 +48,15 @@ _SCALES = (1.0, 1e3, 1e6)
 """Factors of messages on which a stated sensitivity is subject."""
 _SLACK = 1e-3
 """Relative rounding that a stated sensitivity may be exceeded by, in single precision."""
+_ADDITIVE = (Gaussian, DiscreteGaussian, Laplace, DiscreteLaplace)
+"""Events that state a sensitivity and a scale of noise on the values sent."""
 _ROWS = 6
+_SIZES = {"n": _ROWS, "C": CLASSES, "k": 2, **dict(zip("chw", SHAPE, strict=True))}
+"""The sizes of an example message, by the letters of `fdaudit.kinds`."""
+_DRAWS = 32
+"""Releases from which the spread of noise is measured: about 600 values, so within a few percent."""
+_LEAST_SPREAD = 0.75
+"""Least spread of noise, as a share of the stated one."""
 _SECRET = b"a secret of the auditor, not the seed"
 
 
@@ -51,8 +64,7 @@ def example_message(kind: str, seed: int = 0, scale: float = 1.0) -> dict[str, T
     """Return random tensors of a kind of message, about six samples of three classes.
 
     Args:
-        kind: `logits`, `soft_labels`, `ensemble_labels`, `vote_counts`, `sample_gradients` or `generated_samples`;
-            any other kind is a model of two tensors.
+        kind: one of `fdaudit.kinds.KINDS`; a kind that states no tensors, or of your own, is a model of two tensors.
         seed: of the values.
         scale: factor of the values, where they have no fixed range.
     """
@@ -65,13 +77,23 @@ def example_message(kind: str, seed: int = 0, scale: float = 1.0) -> dict[str, T
         return {"index": index, "values": logits.softmax(1)}
     if kind == "vote_counts":
         return {"index": index, "counts": torch.randint(9, (_ROWS, CLASSES), generator=draws)}
-    if kind == "sample_gradients":
-        return {"values": torch.randn(_ROWS, *SHAPE, generator=draws) * scale}
-    if kind == "generated_samples":
-        return {"samples": torch.rand(_ROWS, *SHAPE, generator=draws)}
-    if kind == "proxy_indices":
-        return {"index": index}
-    return {
+    if kind in ("top_logits", "top_soft_labels"):
+        answers = logits * scale if kind == "top_logits" else logits.softmax(1)
+        values, classes = answers.topk(_SIZES["k"], dim=1)
+        return {"index": index, "classes": classes, "values": values}
+    forms = KINDS[kind].tensors if kind in KINDS else ()
+    tensors = {}
+    for form in forms:
+        shape = [_SIZES[letter] for letter in form.shapes[0].split()]
+        if form.name == "index":
+            tensors[form.name] = index
+        elif form.whole:
+            tensors[form.name] = torch.randint(CLASSES, shape, generator=draws)
+        elif form.name == "samples":
+            tensors[form.name] = torch.rand(shape, generator=draws)
+        elif not form.when:
+            tensors[form.name] = torch.randn(shape, generator=draws) * scale
+    return tensors or {
         "head.0.weight": torch.randn(CLASSES, 5, generator=draws) * scale,
         "head.0.bias": torch.randn(CLASSES, generator=draws) * scale,
     }
@@ -94,8 +116,11 @@ def check_defense(
     * each release has an event, which the record can hold;
     * the kind is the one that the card makes; shapes, types and `index` stay where the kind stays, for single,
       double and half precision; the values are finite;
+    * a message without `index` is treated as one about all samples in their order;
     * messages of one shape have one size, where the card says `fixed_size`;
     * two messages differ after their clip by no more than the sensitivity that the event states;
+    * the noise that the event states is drawn anew for each message, and is as large where nothing follows it;
+    * PyTorch's defaults stay as they are;
     * on CUDA it releases the same, where there is a device.
 
     A defence in training is checked on gradients of a few records, and a check on receipt on messages to two clients.
@@ -103,7 +128,8 @@ def check_defense(
     Args:
         defense: the class, its public name, or `import:module:Class`.
         params: settings.
-        kind: the kind of message that it is tried on; default: the first that it treats.
+        kind: the kind of message that it is tried on; default: every kind that the card accepts, or the first of some
+            that it treats.
         identity: settings under which the defence changes nothing, if it states any.
 
     Raises:
@@ -113,44 +139,45 @@ def check_defense(
     name = cls.card.name
     config = read_settings(name, cls.Config, params or {})
     check_settings(name, cls.Config, config.model_dump(mode="json"))
-    if acts_in_training(cls):
-        _check_training(name, cls, config)
-        return
-    with during(name, "making it from its settings"):
-        defence = cls(config)
-    _check_description(name, defence, config)
-    if cls.card.at == "receipt":
-        _check_receipt(name, defence)
-        return
-    subject = _MessageDefence(name, defence, kind)
-    _check_release(subject)
-    _check_event(subject)
-    _check_form(subject)
-    _check_size(subject)
-    _check_sensitivity(subject)
-    _check_cuda(subject)
-    if identity is not None:
-        same = _MessageDefence(name, cls(read_settings(name, cls.Config, identity)), subject.kind)
-        sent = same.release(same.message()).tensors
-        if not _equal(sent, same.message()):
-            fail(name, f"changes a message under {dict(identity)}, where it should change nothing.")
+    with torch_defaults_kept(name):
+        if acts_in_training(cls):
+            _check_training(name, cls, config)
+            return
+        with during(name, "making it from its settings"):
+            defence = cls(config)
+        _check_description(name, defence, config)
+        if cls.card.at == "receipt":
+            _check_receipt(name, defence)
+            return
+        for subject in _subjects(name, defence, kind):
+            _check_release(subject)
+            _check_event(subject)
+            _check_form(subject)
+            _check_without_index(subject)
+            _check_size(subject)
+            _check_sensitivity(subject)
+            _check_noise(subject)
+            _check_cuda(subject)
+            if identity is not None:
+                same = cls(read_settings(name, cls.Config, identity))
+                sent = _MessageDefence(name, same, subject.kind).release(subject.message()).tensors
+                if not _equal(sent, subject.message()):
+                    fail(name, f"changes a message under {dict(identity)}, where it should change nothing.")
 
 
+@dataclass(frozen=True)
 class _MessageDefence:
     """A message defence that is tried on one kind of message."""
 
-    def __init__(self, name: str, defence: Any, kind: str | None) -> None:
-        self.name, self.defence = name, defence
-        kinds = (kind,) if kind else defence.card.accepts or _KINDS
-        self.kind = kinds[0]
-        for self.kind in kinds:
-            try:
-                self.defence.release(self.kind, self.message(), _noise())
-                break
-            except ProtocolError as error:
-                refusal = error
-        else:
-            fail(name, f"refuses messages of {', '.join(kinds)} ({refusal}); give params or another kind.")
+    name: str
+    defence: Any
+    kind: str
+
+    def values(self, tensors: Mapping[str, Tensor], path: str = "m") -> Tensor:
+        """Return all values but the index of what the defence makes of a message, as one vector."""
+        released = readable(dict(self.release(tensors, path).tensors))
+        parts = [released[n].double().flatten() for n in released if n != "index"]
+        return torch.cat(parts)
 
     def message(self, seed: int = 0, scale: float = 1.0) -> dict[str, Tensor]:
         """Return a message of the kind."""
@@ -161,6 +188,31 @@ class _MessageDefence:
         with during(self.name, f"release of {self.kind}"):
             released: Released = self.defence.release(self.kind, tensors, _noise(path))
         return released
+
+
+def _subjects(name: str, defence: Any, kind: str | None) -> list[_MessageDefence]:
+    """Return the defence with each kind of message that it is tried on.
+
+    Where the card accepts every kind, it may refuse some under its settings, and one that it treats is enough.
+    """
+    accepted = (kind,) if kind else defence.card.accepts
+    subjects: list[_MessageDefence] = []
+    for tried in accepted or _KINDS:
+        subject = _MessageDefence(name, defence, tried)
+        try:
+            defence.release(tried, subject.message(), _noise())
+        except ProtocolError as error:
+            refusal = error
+        except Exception:  # the checks name it
+            return [*subjects, subject]
+        else:
+            subjects.append(subject)
+            if not accepted:
+                break
+    if not subjects:
+        kinds = ", ".join(accepted or _KINDS)
+        fail(name, f"refuses messages of {kinds} ({refusal}); give params or another kind.")
+    return subjects
 
 
 def _noise(path: str = "m") -> SecretStream:
@@ -224,6 +276,8 @@ def _check_form(subject: _MessageDefence) -> None:
         for n, tensor in received.items():
             if not bool(tensor.double().isfinite().all()):
                 fail(name, f"releases {n} with values that are not finite, for {dtype}.")
+        if type(released.bytes_on_wire) is not int or released.bytes_on_wire < 0:
+            fail(name, f"states {released.bytes_on_wire!r} bytes on the wire, which is no size.")
         if "index" in given and not _same_index(received, given):
             fail(name, "changes `index`, which says which samples a message is about.")
         if released.kind != subject.kind:
@@ -242,6 +296,22 @@ def _same_index(released: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> 
         return True
     kept = torch.isin(given["index"], released["index"])
     return torch.equal(given["index"][kept].long(), released["index"].long())
+
+
+def _check_without_index(subject: _MessageDefence) -> None:
+    """A message without `index` is about all samples in their order, as one whose `index` says so."""
+    numbered = subject.message()
+    bare = {n: t for n, t in numbered.items() if n != "index"}
+    if not bare or len(bare) == len(numbered):
+        return
+    with during(subject.name, "release of a message without `index`"):
+        released = subject.defence.release(subject.kind, bare, _noise()).tensors
+    expected = subject.release(numbered).tensors
+    if not _equal({**released, "index": numbered["index"]}, {**expected, "index": numbered["index"]}):
+        fail(
+            subject.name,
+            f"releases another {subject.kind} without `index` than with all samples in their order.",
+        )
 
 
 def _check_size(subject: _MessageDefence) -> None:
@@ -263,31 +333,66 @@ def _check_size(subject: _MessageDefence) -> None:
 def _check_sensitivity(subject: _MessageDefence) -> None:
     """Two messages differ after their clip by no more than the stated sensitivity."""
     first = subject.release(subject.message())
-    if isinstance(first.event, (Gaussian, DiscreteGaussian)):
-        norm = 2.0
-    elif isinstance(first.event, (Laplace, DiscreteLaplace)):
-        norm = 1.0
-    else:
+    if not isinstance(first.event, _ADDITIVE) or first.kind != subject.kind:
         return
-    if first.kind != subject.kind:
-        return
+    norm = 1.0 if isinstance(first.event, (Laplace, DiscreteLaplace)) else 2.0
     # A message of `count` releases is that many vectors, side by side.
     stated = first.event.sensitivity * first.event.count ** (1 / norm)
     for scale in _SCALES:
         up = subject.message(1, scale)
         down = {n: -t if t.is_floating_point() else t for n, t in up.items()}
         # Both have the same noise, which falls out of the difference.
-        one, two = (readable(dict(subject.release(sent).tensors)) for sent in (up, down))
-        parts = [(one[n].double() - two[n].double()).flatten() for n in one if n != "index"]
-        distance = float(torch.linalg.vector_norm(torch.cat(parts), norm))
+        difference = subject.values(up) - subject.values(down)
+        distance = float(torch.linalg.vector_norm(difference, norm))
         if distance > stated * (1 + _SLACK) + _SLACK:
             problem = f"states a sensitivity of {stated:g}, and two of its messages differ by {distance:g}"
             fail(subject.name, f"{problem} before noise; clip to a constant of the settings.")
 
 
+def _check_noise(subject: _MessageDefence) -> None:
+    """The noise of a message is as the event states: drawn anew, and as large."""
+    message = subject.message()
+    first = subject.release(message)
+    if not isinstance(first.event, _ADDITIVE) or first.kind != subject.kind:
+        return
+    nothing = {n: t if n == "index" else torch.zeros_like(t) for n, t in message.items()}
+    paths = [f"noise of message {number}" for number in range(_DRAWS)]
+    draws = [subject.values(nothing, path) for path in paths]
+    shifts = [subject.values(message, path) - draw for path, draw in zip(paths[:3], draws, strict=False)]
+    # What is done to values after the noise, such as a projection, costs no privacy and may make them spread less.
+    added_last = all(torch.allclose(shift, shifts[0], rtol=1e-3, atol=1e-3) for shift in shifts)
+    _refuse_weak_noise(subject.name, first.event, draws, added_last)
+
+
+def _refuse_weak_noise(name: str, event: Any, draws: Sequence[Tensor], added_last: bool) -> None:
+    """Refuse noise that is less than an event states.
+
+    Args:
+        name: of the defence.
+        event: an event of additive noise.
+        draws: releases of one message with different noise.
+        added_last: whether the noise is added to values that do not change afterwards.
+    """
+    values = torch.stack(list(draws))
+    if all(torch.equal(draw, draws[0]) for draw in draws):
+        fail(
+            name,
+            f"states a {type(event).__name__}, and releases the same for other noise; add draws of `noise`.",
+        )
+    # The scale of discrete noise is in steps of a grid, which the event does not give.
+    if not added_last or isinstance(event, (DiscreteGaussian, DiscreteLaplace)):
+        return
+    stated = event.scale
+    if isinstance(event, Laplace):
+        stated *= math.sqrt(2)
+    spread = float(values.var(0).mean().sqrt())
+    if spread < _LEAST_SPREAD * stated:
+        fail(name, f"states noise of standard deviation {stated:g}, and its messages spread by {spread:g}.")
+
+
 def _check_cuda(subject: _MessageDefence) -> None:
     """On CUDA the same values are released, up to rounding."""
-    if not torch.cuda.is_available():
+    if not has_cuda(subject.name):
         return
     here = subject.release(subject.message()).tensors
     there = subject.release({n: t.cuda() for n, t in subject.message().items()}).tensors
@@ -348,6 +453,7 @@ def _check_training(name: str, cls: Any, config: Any) -> None:
     if event is None or again != event:
         fail(name, "has no event that the record can hold.")
     _check_clip(name, defence)
+    _check_noise_in_training(name, defence, event)
 
 
 def _check_clip(name: str, defence: Any) -> None:
@@ -360,3 +466,15 @@ def _check_clip(name: str, defence: Any) -> None:
         norm = float(defence.clipped(one)["w"].double().norm())
         if norm > clip * (1 + _SLACK):
             fail(name, f"has a clip of {clip:g}, and one record's gradient has a norm of {norm:g} after it.")
+
+
+def _check_noise_in_training(name: str, defence: Any, event: Any) -> None:
+    """The noise of a step is as the event states: drawn anew, and as large, before the sum is divided."""
+    if not isinstance(event, SampledGaussian):
+        return
+    nothing = {"w": torch.zeros(3, 2)}
+    draws = []
+    for number in range(4 * _DRAWS):
+        step = defence.noised(nothing, _noise(f"noise of step {number}"))
+        draws.append(step["w"].double().flatten() * defence.expected_batch)
+    _refuse_weak_noise(name, event, draws, added_last=True)
