@@ -5,8 +5,9 @@ warns that this was not checked. Nothing in fdaudit imports this package.
 """
 
 from fdaudit.testing.attacks import check_attack
-from fdaudit.testing.defenses import check_defense, example_message
+from fdaudit.testing.defenses import check_defense
 from fdaudit.testing.federation import common, network, records
+from fdaudit.testing.messages import example_message
 from fdaudit.testing.protocols import check_protocol
 from fdaudit.testing.recorded import RecordedFederation
 from fdaudit.testing.running import ProtocolRun, run_protocol

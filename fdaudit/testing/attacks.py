@@ -164,14 +164,14 @@ class _AttackChecks:
 
     def applies(self, example: Example, adversary: str) -> bool:
         """Return whether the attack applies to an adversary's view, after checks of its answer."""
-        with example.adversary(adversary, self.card) as given:
-            bare = given.without_messages()
+        with example.adversary(adversary, self.card) as inputs:
+            bare = inputs.without_messages()
             if self.card.needs and self._answer(bare.view, bare.trial):
                 fail(
                     self.name,
                     "says that it applies to a view without any message or oracle that its card needs.",
                 )
-            return self._answer(given.view, given.trial)
+            return self._answer(inputs.view, inputs.trial)
 
     def _answer(self, view: View, trial: Trial) -> bool:
         """Return the answer of `applicable`."""
@@ -187,40 +187,43 @@ class _AttackChecks:
 
     def check_runs(self, example: Example, adversary: str, any_order: bool) -> None:
         """Check the guesses on one view: twice with other global seeds, and if stated with another order."""
-        with example.adversary(adversary, self.card) as given:
-            first, guesses = self._guesses(given, 1)
+        with example.adversary(adversary, self.card) as inputs:
+            first, guesses = self._guesses(inputs, 1)
             self._check_guesses(example, adversary, guesses)
-            second, _ = self._guesses(given, 2)
+            second, _ = self._guesses(inputs, 2)
             if first != second:
                 fail(self.name, "returns other guesses in a second run; draw from `generator` alone.")
             if any_order and GOALS[self.card.goal].challenged:
-                self._check_order(given, guesses)
+                self._check_order(inputs, guesses)
 
     def check_precision(self, example: Example, adversary: str, dtype: torch.dtype) -> None:
         """Check that guesses can be had where messages were recorded in another precision."""
         precision = str(dtype).removeprefix("torch.")
-        with example.adversary(adversary, self.card, dtype) as given:
+        with example.adversary(adversary, self.card, dtype) as inputs:
             try:
-                if self._answer(given.view, given.trial):
-                    _, guesses = self._guesses(given, 1)
+                if self._answer(inputs.view, inputs.trial):
+                    _, guesses = self._guesses(inputs, 1)
                     self._check_guesses(example, adversary, guesses)
             except AssertionError as error:
                 raise AssertionError(f"{error} (with messages recorded as {precision})") from error
 
-    def _guesses(self, given: AttackInputs, seed: int) -> tuple[tuple[Any, bytes], Sequence[Guess]]:
+    def _guesses(self, inputs: AttackInputs, seed: int) -> tuple[tuple[Any, bytes], Sequence[Guess]]:
         """Return the guesses of a run, as bytes and as they are, with global generators of a seed."""
         tensors = Tensors()
-        value = packed(given.trial, tensors)
+        value = packed(inputs.trial, tensors)
         before = {n: t.clone() for n, t in tensors.named.items()}
         trial = unpacked(value, tensors.named)
-        view = with_every_class(with_single_terms(open_view(given.view.directory)), trial.knowledge.classes)
+        view = with_every_class(with_single_terms(open_view(inputs.view.directory)), trial.knowledge.classes)
         task = trial.task
         if isinstance(task.oracle, Oracle):
-            task = replace(task, oracle=_Answered(task.oracle, given.reply))
+            task = replace(task, oracle=_Answered(task.oracle, inputs.reply))
 
         def run() -> Sequence[Guess]:
             generator = torch.Generator().manual_seed(_SEED)
-            with global_seed(self.name, seed, seed == 1), Watch(given.folder, allowed=given.allowed) as watch:
+            with (
+                global_seed(self.name, seed, seed == 1),
+                Watch(inputs.folder, allowed=inputs.allowed) as watch,
+            ):
                 guesses = self.cls(self.config).run(view, trial.knowledge, task, generator)
             if watch.opened:
                 fail(self.name, f"opens {watch.opened[0]}, which is neither its view nor its knowledge.")
@@ -230,17 +233,17 @@ class _AttackChecks:
             guesses = run()
         if any(not t.equal(tensors.named[n]) for n, t in before.items()):
             fail(self.name, "changes its knowledge or its task; clone tensors first.")
-        self._check_view(given, view)
+        self._check_view(inputs, view)
         packs = Tensors()
         with during(self.name, "handing over its guesses"):
             rows = packed_guesses(guesses, packs)
             values = encode(packs.named)
         return (rows, values), guesses
 
-    def _check_view(self, given: AttackInputs, view: View) -> None:
+    def _check_view(self, inputs: AttackInputs, view: View) -> None:
         """The view and its files are as they were."""
         try:
-            again = open_view(given.view.directory)
+            again = open_view(inputs.view.directory)
         except FdauditError as error:
             fail(self.name, "writes to the files of its view; keep values in memory.", error)
         same_data = all(
@@ -264,9 +267,9 @@ class _AttackChecks:
         with during(self.name, "the check of its guesses"):
             example.stage.check(adversary, guesses)
 
-    def _check_order(self, given: AttackInputs, guesses: Sequence[Guess]) -> None:
+    def _check_order(self, inputs: AttackInputs, guesses: Sequence[Guess]) -> None:
         """Candidates keep their scores in another order."""
-        _, again = self._guesses(given.reversed(), 2)
+        _, again = self._guesses(inputs.reversed(), 2)
         for one, two in zip(guesses, again, strict=True):
             if not isinstance(one, Membership) or not isinstance(two, Membership):
                 continue

@@ -119,10 +119,10 @@ class AttackInputs:
 
     def reversed(self) -> AttackInputs:
         """Return the same with the candidates in reverse order."""
-        turned = {}
+        reversed_challenges = {}
         for target, c in self.trial.task.challenges.items():
-            turned[target] = replace(c, x=c.x.flip(0), y=c.y.flip(0), pair=c.pair.flip(0))
-        task = replace(self.trial.task, challenges=turned)
+            reversed_challenges[target] = replace(c, x=c.x.flip(0), y=c.y.flip(0), pair=c.pair.flip(0))
+        task = replace(self.trial.task, challenges=reversed_challenges)
         return replace(self, trial=replace(self.trial, task=task))
 
 
@@ -163,17 +163,17 @@ class Example:
             folder = ready.view.directory.parent
             (folder / "vault").mkdir()
             (folder / "vault" / "truth.json").write_text("{}", encoding="utf-8")
-            held = assumptions(self.stage.case, card)
+            assumed = assumptions(self.stage.case, card)
             seen = self.stage.run.view(name)
             if dtype is not None:
                 seen = _recorded_as(dtype, seen, folder / "recorded")
                 export_view(seen, folder / "recorded-view")
                 ready = replace(ready, view=open_view(folder / "recorded-view"))
             view = ready.view
-            if any(one.lacks for one in held):
+            if any(one.lacks for one in assumed):
                 view = without_records(ready, seen)
-            task = shared(self.stage.task(name, plan), held[0], len(held))
-            trial = Trial(knowledge=self.stage.knowledge(ready, card, held[0]), task=task, seed=0)
+            task = shared(self.stage.task(name, plan), assumed[0], len(assumed))
+            trial = Trial(knowledge=self.stage.knowledge(ready, card, assumed[0]), task=task, seed=0)
             allowed = (view.directory, ready.view.directory, ready.scratch)
             yield AttackInputs(view, trial, folder, allowed, self.stage.run.answering.reply)
 

@@ -167,6 +167,10 @@ class Broken:
             draws = torch.Generator().manual_seed(0)
             return values + torch.randn(values.shape, generator=draws) * self.config.sigma
 
+    class NoiseOnSomeValues(Noise):
+        def noised(self, values, noise):
+            return torch.cat([values[:1], super().noised(values[1:], noise)])
+
     class LessNoiseThanStated(Noise):
         def noised(self, values, noise):
             return values + torch.as_tensor(noise.normal(*values.shape)) * self.config.sigma / 2
@@ -216,6 +220,7 @@ DEFECTS = {
     "NegativeSize": "states -3 bytes",
     "NoNoise": "releases the same for other noise",
     "SameNoiseEachTime": "releases the same for other noise",
+    "NoiseOnSomeValues": "sends some values without noise",
     "LessNoiseThanStated": "states noise of standard deviation 1, and its messages spread by 0.[45]",
     "LessLaplaceNoise": "states noise of standard deviation 1.41421, and its messages spread by",
     "ChangesTheDefaultType": "changes PyTorch's default number type",
