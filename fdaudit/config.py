@@ -238,6 +238,10 @@ def _spec_error(config: type[Config], errors: list[ErrorDetails], where: str) ->
     if exponent and kind in ("float_type", "int_type"):
         remedy = f"Write {float(value)!r}: YAML reads an exponent as a number only after a decimal point."
         return SpecError(field, value, "is text, not a number", remedy)
+    if kind == "model_type" and isinstance(value, str) and "name" in _fields_at(config, first["loc"]):
+        return SpecError(
+            field, value, "is text, not a mapping", f"Write `name: {value}`, and its settings beside it."
+        )
     message = first["msg"][0].lower() + first["msg"][1:]
     return SpecError(field, value, f"is refused: {message}", _remedy(kind, first.get("ctx", {})))
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fdaudit.goals.goal import Goal, Threshold
 from fdaudit.goals.guess import Guess, Note, Real, Whole
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["GOAL", "Reconstruction"]
 

@@ -31,8 +31,10 @@ from fdaudit.testing.extensions import (
     during,
     fail,
     global_seed,
+    has_cuda,
     load_extension,
     read_settings,
+    torch_defaults_kept,
 )
 
 __all__ = ["check_attack"]
@@ -53,6 +55,8 @@ _TRUTH = (
 )
 """Modules that hold the truth, or lead to it or to other parties' messages."""
 _SEED = 11
+_PRECISIONS = (torch.float16, torch.float64)
+"""Types in which systems that fdaudit did not run send values; views give them in single precision."""
 
 
 def check_attack(
@@ -70,9 +74,10 @@ def check_attack(
     * it reads its view, knowledge, task and oracle, and neither other files nor modules that hold truth;
     * `applicable` answers no, with a reason, to a view without the messages that the card says it needs; asks no
       oracle; and where it answers yes, `run` returns guesses;
-    * the guesses are of the card's goal, and of the victims alone;
+    * the guesses are of the card's goal, one for each victim, and of the victims alone;
     * two runs are equal bit for bit, whatever the global generators hold, and these are never moved;
-    * inputs are never changed;
+    * its knowledge, task and view, with its files, are never changed, nor are PyTorch's defaults;
+    * it also gives guesses where messages were recorded in half or double precision, or says why it does not apply;
     * it also runs on CUDA, where there is a device.
 
     Args:
@@ -92,18 +97,22 @@ def check_attack(
         read_settings(f"{card.name}, profile {profile}", cls.Config, card.profiles[profile])
     _check_imports(card.name, cls)
     checks = _AttackChecks(cls, config)
-    for example in examples_of(card, spec):
-        applying = [adversary for adversary in example.adversaries if checks.applies(example, adversary)]
-        if applying:
-            break
-    else:
-        fail(
-            card.name, "applies to none of the example federations; give the spec of one that it applies to."
-        )
-    for adversary in applying:
-        checks.check_runs(example, adversary, any_order)
-    if torch.cuda.is_available():
-        checks.check_runs(example.on_cuda(), applying[0], any_order)
+    with torch_defaults_kept(card.name):
+        for example in examples_of(card, spec):
+            applying = [adversary for adversary in example.adversaries if checks.applies(example, adversary)]
+            if applying:
+                break
+        else:
+            fail(
+                card.name,
+                "applies to none of the example federations; give the spec of one that it applies to.",
+            )
+        for adversary in applying:
+            checks.check_runs(example, adversary, any_order)
+        for dtype in _PRECISIONS:
+            checks.check_precision(example, applying[0], dtype)
+        if has_cuda(card.name):
+            checks.check_runs(example.on_cuda(), applying[0], any_order)
 
 
 def _check_imports(name: str, cls: type[Attack]) -> None:
@@ -155,14 +164,14 @@ class _AttackChecks:
 
     def applies(self, example: Example, adversary: str) -> bool:
         """Return whether the attack applies to an adversary's view, after checks of its answer."""
-        with example.adversary(adversary, self.card) as given:
-            bare = given.without_messages()
+        with example.adversary(adversary, self.card) as inputs:
+            bare = inputs.without_messages()
             if self.card.needs and self._answer(bare.view, bare.trial):
                 fail(
                     self.name,
                     "says that it applies to a view without any message or oracle that its card needs.",
                 )
-            return self._answer(given.view, given.trial)
+            return self._answer(inputs.view, inputs.trial)
 
     def _answer(self, view: View, trial: Trial) -> bool:
         """Return the answer of `applicable`."""
@@ -178,31 +187,42 @@ class _AttackChecks:
 
     def check_runs(self, example: Example, adversary: str, any_order: bool) -> None:
         """Check the guesses on one view: twice with other global seeds, and if stated with another order."""
-        with example.adversary(adversary, self.card) as given:
-            first, guesses = self._guesses(given, 1)
+        with example.adversary(adversary, self.card) as inputs:
+            first, guesses = self._guesses(inputs, 1)
             self._check_guesses(example, adversary, guesses)
-            second, _ = self._guesses(given, 2)
+            second, _ = self._guesses(inputs, 2)
             if first != second:
                 fail(self.name, "returns other guesses in a second run; draw from `generator` alone.")
             if any_order and GOALS[self.card.goal].challenged:
-                self._check_order(given, guesses)
+                self._check_order(inputs, guesses)
 
-    def _guesses(self, given: AttackInputs, seed: int) -> tuple[tuple[Any, bytes], Sequence[Guess]]:
+    def check_precision(self, example: Example, adversary: str, dtype: torch.dtype) -> None:
+        """Check that guesses can be had where messages were recorded in another precision."""
+        precision = str(dtype).removeprefix("torch.")
+        with example.adversary(adversary, self.card, dtype) as inputs:
+            try:
+                if self._answer(inputs.view, inputs.trial):
+                    _, guesses = self._guesses(inputs, 1)
+                    self._check_guesses(example, adversary, guesses)
+            except AssertionError as error:
+                raise AssertionError(f"{error} (with messages recorded as {precision})") from error
+
+    def _guesses(self, inputs: AttackInputs, seed: int) -> tuple[tuple[Any, bytes], Sequence[Guess]]:
         """Return the guesses of a run, as bytes and as they are, with global generators of a seed."""
         tensors = Tensors()
-        value = packed(given.trial, tensors)
+        value = packed(inputs.trial, tensors)
         before = {n: t.clone() for n, t in tensors.named.items()}
         trial = unpacked(value, tensors.named)
-        view = with_every_class(with_single_terms(open_view(given.view.directory)), trial.knowledge.classes)
+        view = with_every_class(with_single_terms(open_view(inputs.view.directory)), trial.knowledge.classes)
         task = trial.task
         if isinstance(task.oracle, Oracle):
-            task = replace(task, oracle=_DirectOracle(task.oracle, given.reply))
+            task = replace(task, oracle=_DirectOracle(task.oracle, inputs.reply))
 
         def run() -> Sequence[Guess]:
             generator = torch.Generator().manual_seed(_SEED)
             with (
                 global_seed(self.name, seed, seed == 1),
-                FileWatch(given.folder, allowed=given.allowed) as watch,
+                FileWatch(inputs.folder, allowed=inputs.allowed) as watch,
             ):
                 guesses = self.cls(self.config).run(view, trial.knowledge, task, generator)
             if watch.opened:
@@ -213,10 +233,25 @@ class _AttackChecks:
             guesses = run()
         if any(not t.equal(tensors.named[n]) for n, t in before.items()):
             fail(self.name, "changes its knowledge or its task; clone tensors first.")
+        self._check_view(inputs, view)
         packs = Tensors()
         with during(self.name, "handing over its guesses"):
             rows = packed_guesses(guesses, packs)
-        return (rows, encode(packs.named)), guesses
+            values = encode(packs.named)
+        return (rows, values), guesses
+
+    def _check_view(self, inputs: AttackInputs, view: View) -> None:
+        """The view and its files are as they were."""
+        try:
+            again = open_view(inputs.view.directory)
+        except FdauditError as error:
+            fail(self.name, "writes to the files of its view; keep values in memory.", error)
+        same_data = all(
+            torch.equal(x, view.own_data[party][0]) and torch.equal(y, view.own_data[party][1])
+            for party, (x, y) in again.own_data.items()
+        )
+        if not same_data or again.hyperparameters != view.hyperparameters:
+            fail(self.name, "changes the records or the settings in its view; clone them first.")
 
     def _check_guesses(self, example: Example, adversary: str, guesses: Sequence[Guess]) -> None:
         """The guesses are of the card's goal, about the victims, and can be scored."""
@@ -232,9 +267,9 @@ class _AttackChecks:
         with during(self.name, "the check of its guesses"):
             example.stage.check(adversary, guesses)
 
-    def _check_order(self, given: AttackInputs, guesses: Sequence[Guess]) -> None:
+    def _check_order(self, inputs: AttackInputs, guesses: Sequence[Guess]) -> None:
         """Candidates keep their scores in another order."""
-        _, again = self._guesses(given.reversed(), 2)
+        _, again = self._guesses(inputs.reversed(), 2)
         for one, two in zip(guesses, again, strict=True):
             if not isinstance(one, Membership) or not isinstance(two, Membership):
                 continue

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, has_public_index
+import torch
+
+from fdaudit.federation.protocol import FederatedProtocol, PartyData, ProtocolConfig, has_public_index
 from fdaudit.kinds import KINDS, UNDECLARED
 from fdaudit.tasks import Task
 from fdaudit.testing.extensions import fail
@@ -119,29 +121,50 @@ def check_dependence(
     anew = run("new-records", clients=records_of(task, seed=1))
     if changed_messages(whole, anew) is None:
         fail(name, "lets private records decide who sends what; let public settings or the seed decide.")
-    _check_sizes(name, protocol, config, whole, anew)
+    _check_sizes(name, whole, anew)
+    _check_public_index(name, protocol, config, whole, anew)
+    if any(has_public_index(protocol, config, m["kind"], m["from"]) for m in protocol.card.declared_messages):
+        same = records_of(task)
+        more = run("more-records", clients={**same, _OTHER: _with_one_more(same[_OTHER])})
+        # Passes over more records may take more messages. Then no message has a counterpart.
+        if changed_messages(whole, more) is not None:
+            _check_public_index(name, protocol, config, whole, more)
     _check_silent_records(name, config, run, {"here": records_of(task), "changed": others})
 
 
-def _check_sizes(
-    name: str, protocol: type[FederatedProtocol], config: ProtocolConfig, one: ProtocolRun, two: ProtocolRun
-) -> None:
-    """Kinds of fixed size have the same size for other records, and public indices are the same."""
+def _check_sizes(name: str, one: ProtocolRun, two: ProtocolRun) -> None:
+    """Kinds of fixed size have the same size for other records."""
     for a, b in zip(one.messages, two.messages, strict=True):
-        kind = KINDS.get(a.kind)
-        if (
-            kind is not None
-            and kind.fixed_size
-            and (a.tensors, a.bytes_on_wire) != (b.tensors, b.bytes_on_wire)
-        ):
+        fixed = a.kind in KINDS and KINDS[a.kind].fixed_size
+        if fixed and (a.tensors, a.bytes_on_wire) != (b.tensors, b.bytes_on_wire):
             fail(
                 name,
                 f"sends {a.kind} whose size depends on private records, although the kind has a fixed size.",
             )
+
+
+def _with_one_more(data: PartyData) -> PartyData:
+    """Return records with the first one twice."""
+    return PartyData(torch.cat([data.x, data.x[:1]]), torch.cat([data.y, data.y[:1]]))
+
+
+def _check_public_index(
+    name: str,
+    protocol: type[FederatedProtocol],
+    config: ProtocolConfig,
+    one: ProtocolRun,
+    two: ProtocolRun,
+) -> None:
+    """Public indices, and the rows of their messages, are the same for other records."""
+    for a, b in zip(one.messages, two.messages, strict=True):
         if not has_public_index(protocol, config, a.kind, role(a.sender)):
             continue
         first, second = one.tensors(a), two.tensors(b)
-        if "index" in first and first["index"].tolist() != second["index"].tolist():
+        if a.tensors != b.tensors:
+            fail(
+                name, f"lets private records decide the rows of {a.kind}, whose index its card calls public."
+            )
+        if "index" in first and not torch.equal(first["index"], second["index"]):
             fail(name, f"lets private records decide the index of {a.kind}, which its card calls public.")
 
 

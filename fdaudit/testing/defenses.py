@@ -10,71 +10,28 @@ import torch
 from torch import Tensor
 
 from fdaudit import defenses
-from fdaudit.errors import ProtocolError
-from fdaudit.events import (
-    DiscreteGaussian,
-    DiscreteLaplace,
-    Gaussian,
-    Laplace,
-    event_from_json,
-    event_to_json,
-)
+from fdaudit.events import event_from_json, event_to_json
 from fdaudit.kinds import is_kind
-from fdaudit.rng import SecretStream, child
+from fdaudit.rng import child
 from fdaudit.storage.digests import canonical
 from fdaudit.testing.extensions import (
     check_settings,
     during,
     fail,
     global_seed,
+    has_cuda,
     load_extension,
     read_settings,
+    torch_defaults_kept,
 )
-from fdaudit.testing.federation import CLASSES, SHAPE
+from fdaudit.testing.messages import MessageDefence, example_message, message_defences, noise_stream
+from fdaudit.testing.noise import SCALES, SLACK, check_noise, check_noise_in_training, check_sensitivity
 from fdaudit.transcript.encoding import readable
-from fdaudit.transcript.wire import Defense, Released, acts_in_training
+from fdaudit.transcript.wire import Defense, acts_in_training
 
-__all__ = ["check_defense", "example_message"]
+__all__ = ["check_defense"]
 
-_KINDS = ("logits", "model_update", "soft_labels", "vote_counts", "sample_gradients", "generated_samples")
-"""Kinds that are tried where a card accepts every kind: the first that the defence treats."""
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_SCALES = (1.0, 1e3, 1e6)
-"""Factors of messages on which a stated sensitivity is subject."""
-_SLACK = 1e-3
-"""Relative rounding that a stated sensitivity may be exceeded by, in single precision."""
-_ROWS = 6
-_SECRET = b"a secret of the auditor, not the seed"
-
-
-def example_message(kind: str, seed: int = 0, scale: float = 1.0) -> dict[str, Tensor]:
-    """Return random tensors of a kind of message, about six samples of three classes.
-
-    Args:
-        kind: `logits`, `soft_labels`, `ensemble_labels`, `vote_counts`, `sample_gradients` or `generated_samples`;
-            any other kind is a model of two tensors.
-        seed: of the values.
-        scale: factor of the values, where they have no fixed range.
-    """
-    draws = child(seed, "message", kind)
-    index = torch.arange(_ROWS)
-    logits = 3 * torch.randn(_ROWS, CLASSES, generator=draws)
-    if kind == "logits":
-        return {"index": index, "values": logits * scale}
-    if kind in ("soft_labels", "ensemble_labels"):
-        return {"index": index, "values": logits.softmax(1)}
-    if kind == "vote_counts":
-        return {"index": index, "counts": torch.randint(9, (_ROWS, CLASSES), generator=draws)}
-    if kind == "sample_gradients":
-        return {"values": torch.randn(_ROWS, *SHAPE, generator=draws) * scale}
-    if kind == "generated_samples":
-        return {"samples": torch.rand(_ROWS, *SHAPE, generator=draws)}
-    if kind == "proxy_indices":
-        return {"index": index}
-    return {
-        "head.0.weight": torch.randn(CLASSES, 5, generator=draws) * scale,
-        "head.0.bias": torch.randn(CLASSES, generator=draws) * scale,
-    }
 
 
 def check_defense(
@@ -94,8 +51,11 @@ def check_defense(
     * each release has an event, which the record can hold;
     * the kind is the one that the card makes; shapes, types and `index` stay where the kind stays, for single,
       double and half precision; the values are finite;
+    * a message without `index` is treated as one about all samples in their order;
     * messages of one shape have one size, where the card says `fixed_size`;
     * two messages differ after their clip by no more than the sensitivity that the event states;
+    * the noise that the event states is drawn anew for each message, and is as large where nothing follows it;
+    * PyTorch's defaults stay as they are;
     * on CUDA it releases the same, where there is a device.
 
     A defence in training is checked on gradients of a few records, and a check on receipt on messages to two clients.
@@ -103,7 +63,8 @@ def check_defense(
     Args:
         defense: the class, its public name, or `import:module:Class`.
         params: settings.
-        kind: the kind of message that it is tried on; default: the first that it treats.
+        kind: the kind of message that it is tried on; default: every kind that the card accepts, or the first of some
+            that it treats.
         identity: settings under which the defence changes nothing, if it states any.
 
     Raises:
@@ -113,58 +74,30 @@ def check_defense(
     name = cls.card.name
     config = read_settings(name, cls.Config, params or {})
     check_settings(name, cls.Config, config.model_dump(mode="json"))
-    if acts_in_training(cls):
-        _check_training(name, cls, config)
-        return
-    with during(name, "making it from its settings"):
-        defence = cls(config)
-    _check_description(name, defence, config)
-    if cls.card.at == "receipt":
-        _check_receipt(name, defence)
-        return
-    subject = _MessageDefence(name, defence, kind)
-    _check_release(subject)
-    _check_event(subject)
-    _check_form(subject)
-    _check_size(subject)
-    _check_sensitivity(subject)
-    _check_cuda(subject)
-    if identity is not None:
-        same = _MessageDefence(name, cls(read_settings(name, cls.Config, identity)), subject.kind)
-        sent = same.release(same.message()).tensors
-        if not _equal(sent, same.message()):
-            fail(name, f"changes a message under {dict(identity)}, where it should change nothing.")
-
-
-class _MessageDefence:
-    """A message defence that is tried on one kind of message."""
-
-    def __init__(self, name: str, defence: Any, kind: str | None) -> None:
-        self.name, self.defence = name, defence
-        kinds = (kind,) if kind else defence.card.accepts or _KINDS
-        self.kind = kinds[0]
-        for self.kind in kinds:
-            try:
-                self.defence.release(self.kind, self.message(), _noise())
-                break
-            except ProtocolError as error:
-                refusal = error
-        else:
-            fail(name, f"refuses messages of {', '.join(kinds)} ({refusal}); give params or another kind.")
-
-    def message(self, seed: int = 0, scale: float = 1.0) -> dict[str, Tensor]:
-        """Return a message of the kind."""
-        return example_message(self.kind, seed, scale)
-
-    def release(self, tensors: Mapping[str, Tensor], path: str = "m") -> Released:
-        """Return what the defence makes of a message, with the noise of a path."""
-        with during(self.name, f"release of {self.kind}"):
-            released: Released = self.defence.release(self.kind, tensors, _noise(path))
-        return released
-
-
-def _noise(path: str = "m") -> SecretStream:
-    return SecretStream(_SECRET, path)
+    with torch_defaults_kept(name):
+        if acts_in_training(cls):
+            _check_training(name, cls, config)
+            return
+        with during(name, "making it from its settings"):
+            defence = cls(config)
+        _check_description(name, defence, config)
+        if cls.card.at == "receipt":
+            _check_receipt(name, defence)
+            return
+        for subject in message_defences(name, defence, kind):
+            _check_release(subject)
+            _check_event(subject)
+            _check_form(subject)
+            _check_without_index(subject)
+            _check_size(subject)
+            check_sensitivity(subject)
+            check_noise(subject)
+            _check_cuda(subject)
+            if identity is not None:
+                same = cls(read_settings(name, cls.Config, identity))
+                sent = MessageDefence(name, same, subject.kind).release(subject.message()).tensors
+                if not _equal(sent, subject.message()):
+                    fail(name, f"changes a message under {dict(identity)}, where it should change nothing.")
 
 
 def _equal(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
@@ -176,14 +109,14 @@ def _equal(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
 def _check_description(name: str, defence: Any, config: Any) -> None:
     """A defence says on record what it is."""
     with during(name, "describe()"):
-        stated = dict(defence.describe())
-        canonical(stated)
+        description = dict(defence.describe())
+        canonical(description)
     expected = {"name": name, **config.model_dump()}
-    if stated != expected:
-        fail(name, f"describes itself as {stated}, where its name and settings are {expected}.")
+    if description != expected:
+        fail(name, f"describes itself as {description}, where its name and settings are {expected}.")
 
 
-def _check_release(subject: _MessageDefence) -> None:
+def _check_release(subject: MessageDefence) -> None:
     """A release leaves what it is given and follows from the message and the noise alone."""
     tensors = subject.message()
     first = subject.release(tensors)
@@ -196,7 +129,7 @@ def _check_release(subject: _MessageDefence) -> None:
             fail(subject.name, "releases other values for the same noise; draw from `noise` alone.")
 
 
-def _check_event(subject: _MessageDefence) -> None:
+def _check_event(subject: MessageDefence) -> None:
     """Each release has an event that the record can hold."""
     event = subject.release(subject.message()).event
     if event is None:
@@ -210,13 +143,13 @@ def _check_event(subject: _MessageDefence) -> None:
         fail(subject.name, "has an event that is another one when it is read from the record.")
 
 
-def _check_form(subject: _MessageDefence) -> None:
+def _check_form(subject: MessageDefence) -> None:
     """Kind, shapes and number types are those that the card promises."""
     card, name = subject.defence.card, subject.name
     for dtype in _FLOATS:
-        given = subject.message()
-        given = {n: t.to(dtype) if t.is_floating_point() else t for n, t in given.items()}
-        released = subject.release(given)
+        message = subject.message()
+        message = {n: t.to(dtype) if t.is_floating_point() else t for n, t in message.items()}
+        released = subject.release(message)
         due = card.makes or subject.kind
         if released.kind != due or not is_kind(released.kind):
             fail(name, f"makes {released.kind} of {subject.kind}, where its card says {due}.")
@@ -224,11 +157,13 @@ def _check_form(subject: _MessageDefence) -> None:
         for n, tensor in received.items():
             if not bool(tensor.double().isfinite().all()):
                 fail(name, f"releases {n} with values that are not finite, for {dtype}.")
-        if "index" in given and not _same_index(received, given):
+        if type(released.bytes_on_wire) is not int or released.bytes_on_wire < 0:
+            fail(name, f"states {released.bytes_on_wire!r} bytes on the wire, which is no size.")
+        if "index" in message and not _same_index(received, message):
             fail(name, "changes `index`, which says which samples a message is about.")
         if released.kind != subject.kind:
             continue
-        for n, tensor in given.items():
+        for n, tensor in message.items():
             sent = received.get(n)
             if sent is None or sent.shape != tensor.shape:
                 fail(name, f"releases {subject.kind} without {n}, or in another shape.")
@@ -244,12 +179,28 @@ def _same_index(released: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> 
     return torch.equal(given["index"][kept].long(), released["index"].long())
 
 
-def _check_size(subject: _MessageDefence) -> None:
+def _check_without_index(subject: MessageDefence) -> None:
+    """A message without `index` is about all samples in their order, as one whose `index` says so."""
+    numbered = subject.message()
+    bare = {n: t for n, t in numbered.items() if n != "index"}
+    if not bare or len(bare) == len(numbered):
+        return
+    with during(subject.name, "release of a message without `index`"):
+        released = subject.defence.release(subject.kind, bare, noise_stream()).tensors
+    expected = subject.release(numbered).tensors
+    if not _equal({**released, "index": numbered["index"]}, {**expected, "index": numbered["index"]}):
+        fail(
+            subject.name,
+            f"releases another {subject.kind} without `index` than with all samples in their order.",
+        )
+
+
+def _check_size(subject: MessageDefence) -> None:
     """Messages of one shape have one size, where the card says so."""
     if not subject.defence.card.fixed_size:
         return
     sizes = set()
-    for seed, scale in enumerate(_SCALES):
+    for seed, scale in enumerate(SCALES):
         released = subject.release(subject.message(seed, scale), str(seed))
         shapes = {n: (str(t.dtype), tuple(t.shape)) for n, t in released.tensors.items()}
         sizes.add((released.bytes_on_wire, str(sorted(shapes.items()))))
@@ -260,34 +211,9 @@ def _check_size(subject: _MessageDefence) -> None:
         )
 
 
-def _check_sensitivity(subject: _MessageDefence) -> None:
-    """Two messages differ after their clip by no more than the stated sensitivity."""
-    first = subject.release(subject.message())
-    if isinstance(first.event, (Gaussian, DiscreteGaussian)):
-        norm = 2.0
-    elif isinstance(first.event, (Laplace, DiscreteLaplace)):
-        norm = 1.0
-    else:
-        return
-    if first.kind != subject.kind:
-        return
-    # A message of `count` releases is that many vectors, side by side.
-    stated = first.event.sensitivity * first.event.count ** (1 / norm)
-    for scale in _SCALES:
-        up = subject.message(1, scale)
-        down = {n: -t if t.is_floating_point() else t for n, t in up.items()}
-        # Both have the same noise, which falls out of the difference.
-        one, two = (readable(dict(subject.release(sent).tensors)) for sent in (up, down))
-        parts = [(one[n].double() - two[n].double()).flatten() for n in one if n != "index"]
-        distance = float(torch.linalg.vector_norm(torch.cat(parts), norm))
-        if distance > stated * (1 + _SLACK) + _SLACK:
-            problem = f"states a sensitivity of {stated:g}, and two of its messages differ by {distance:g}"
-            fail(subject.name, f"{problem} before noise; clip to a constant of the settings.")
-
-
-def _check_cuda(subject: _MessageDefence) -> None:
+def _check_cuda(subject: MessageDefence) -> None:
     """On CUDA the same values are released, up to rounding."""
-    if not torch.cuda.is_available():
+    if not has_cuda(subject.name):
         return
     here = subject.release(subject.message()).tensors
     there = subject.release({n: t.cuda() for n, t in subject.message().items()}).tensors
@@ -320,26 +246,26 @@ def _check_training(name: str, cls: Any, config: Any) -> None:
     records = 12
     with during(name, "making it from its settings"):
         defence = cls(config, 4)
-    stated = dict(defence.describe())
-    canonical(stated)
-    if stated.get("name") != name:
-        fail(name, f"describes itself as {stated.get('name')!r}.")
+    description = dict(defence.describe())
+    canonical(description)
+    if description.get("name") != name:
+        fail(name, f"describes itself as {description.get('name')!r}.")
     gradients = {"w": torch.randn(5, 3, 2, generator=child(0, "gradients")) * 1e3}
-    given = gradients["w"].clone()
+    before = gradients["w"].clone()
     outcomes = []
     for seed in (1, 2):
         with global_seed(name, seed), during(name, "a step"):
-            drawn = defence.draw(records, _noise())
+            drawn = defence.draw(records, noise_stream())
             total = defence.clipped(gradients)
-            noised = defence.noised(total, _noise("noise"))
+            noised = defence.noised(total, noise_stream("noise"))
             outcomes.append((drawn.tolist(), total["w"].tolist(), noised["w"].tolist()))
     if outcomes[0] != outcomes[1]:
         fail(name, "takes another step for the same noise; draw from `noise` alone.")
-    if not torch.equal(gradients["w"], given):
+    if not torch.equal(gradients["w"], before):
         fail(name, "changes the gradients that it is given; clone them first.")
     if not all(0 <= number < records for number in outcomes[0][0]):
         fail(name, "draws numbers that no record has.")
-    if noised["w"].shape != given.shape[1:]:
+    if noised["w"].shape != before.shape[1:]:
         fail(name, "returns a gradient of another shape than the parameter's.")
     steps = defence.steps({"steps": 3, "epochs": None})
     with during(name, "writing its event on record"):
@@ -348,6 +274,7 @@ def _check_training(name: str, cls: Any, config: Any) -> None:
     if event is None or again != event:
         fail(name, "has no event that the record can hold.")
     _check_clip(name, defence)
+    check_noise_in_training(name, defence, event)
 
 
 def _check_clip(name: str, defence: Any) -> None:
@@ -355,8 +282,8 @@ def _check_clip(name: str, defence: Any) -> None:
     clip = getattr(defence.config, "clip", None)
     if not isinstance(clip, float):
         return
-    for scale in _SCALES:
+    for scale in SCALES:
         one = {"w": torch.randn(1, 3, 2, generator=child(1, "gradients")) * scale}
         norm = float(defence.clipped(one)["w"].double().norm())
-        if norm > clip * (1 + _SLACK):
+        if norm > clip * (1 + SLACK):
             fail(name, f"has a clip of {clip:g}, and one record's gradient has a norm of {norm:g} after it.")

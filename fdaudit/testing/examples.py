@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fdaudit import protocols
 from fdaudit.adversary.attack_plan import AttackPlan
-from fdaudit.adversary.view import View
+from fdaudit.adversary.view import View, export_view, open_view
 from fdaudit.api import run
 from fdaudit.evaluation.stage import Stage
 from fdaudit.handout.auxiliary import assumptions, shared
@@ -25,9 +25,13 @@ from fdaudit.handout.handed import without_records
 from fdaudit.isolation.schema import Trial
 from fdaudit.registry import AttackCard
 from fdaudit.rng import child
+from fdaudit.storage.files import decode
 from fdaudit.storage.tables import csv_text
 from fdaudit.tasks import TEXT
 from fdaudit.testing.specs import small_spec
+from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.payloads import read_payload
+from fdaudit.transcript.transcript import Transcript, read_messages
 
 __all__ = ["AttackInputs", "Example", "FileWatch", "examples_of"]
 
@@ -115,10 +119,10 @@ class AttackInputs:
 
     def reversed(self) -> AttackInputs:
         """Return the same with the candidates in reverse order."""
-        turned = {}
+        reversed_challenges = {}
         for target, c in self.trial.task.challenges.items():
-            turned[target] = replace(c, x=c.x.flip(0), y=c.y.flip(0), pair=c.pair.flip(0))
-        task = replace(self.trial.task, challenges=turned)
+            reversed_challenges[target] = replace(c, x=c.x.flip(0), y=c.y.flip(0), pair=c.pair.flip(0))
+        task = replace(self.trial.task, challenges=reversed_challenges)
         return replace(self, trial=replace(self.trial, task=task))
 
 
@@ -144,19 +148,32 @@ class Example:
         return _example({**self.spec, "device": "cuda"})
 
     @contextmanager
-    def adversary(self, name: str, card: AttackCard) -> Iterator[AttackInputs]:
-        """Yield what an attack with this card is given as an adversary."""
+    def adversary(
+        self, name: str, card: AttackCard, dtype: torch.dtype | None = None
+    ) -> Iterator[AttackInputs]:
+        """Yield what an attack with this card is given as an adversary.
+
+        Args:
+            name: the adversary.
+            card: the attack's card.
+            dtype: the type in which all messages were recorded; None: as they are.
+        """
         plan = AttackPlan(name=card.name, card=card, target="", own=True, params={}, adversaries=(name,))
         with self.stage.adversary(name) as ready:
             folder = ready.view.directory.parent
             (folder / "vault").mkdir()
             (folder / "vault" / "truth.json").write_text("{}", encoding="utf-8")
-            held = assumptions(self.stage.case, card)
+            assumed = assumptions(self.stage.case, card)
+            seen = self.stage.run.view(name)
+            if dtype is not None:
+                seen = _recorded_as(dtype, seen, folder / "recorded")
+                export_view(seen, folder / "recorded-view")
+                ready = replace(ready, view=open_view(folder / "recorded-view"))
             view = ready.view
-            if any(one.lacks for one in held):
-                view = without_records(ready, self.stage.run.view(name))
-            task = shared(self.stage.task(name, plan), held[0], len(held))
-            trial = Trial(knowledge=self.stage.knowledge(ready, card, held[0]), task=task, seed=0)
+            if any(one.lacks for one in assumed):
+                view = without_records(ready, seen)
+            task = shared(self.stage.task(name, plan), assumed[0], len(assumed))
+            trial = Trial(knowledge=self.stage.knowledge(ready, card, assumed[0]), task=task, seed=0)
             allowed = (view.directory, ready.view.directory, ready.scratch)
             yield AttackInputs(view, trial, folder, allowed, self.stage.run.answering.reply)
 
@@ -219,6 +236,20 @@ def examples_of(card: AttackCard, spec: Mapping[str, Any] | None = None) -> Iter
             yield _example(_spec(name, {**short, **params}, card))
 
 
+def _recorded_as(dtype: torch.dtype, view: View, folder: Path) -> View:
+    """Return a view of the same messages, recorded in a folder with values of another type."""
+    with Transcript(folder, secret=b"salts of the checks") as transcript:
+        for message in read_messages(view.directory):
+            tensors = readable(decode(read_payload(view.directory, message)))
+            for name, tensor in tensors.items():
+                if tensor.is_floating_point():
+                    tensors[name] = tensor.to(dtype)
+            transcript.append(replace(message, bytes_on_wire=0), tensors)
+    numbers = {message.seq for message in view.messages}
+    messages = tuple(message for message in read_messages(folder) if message.seq in numbers)
+    return replace(view, messages=messages, directory=folder)
+
+
 def _spec(protocol: str, params: Mapping[str, Any], card: AttackCard) -> dict[str, Any]:
     """Return the spec of a federation, on images or, for an attack on texts alone, on texts."""
     changes: dict[str, Any] = {
@@ -231,7 +262,10 @@ def _spec(protocol: str, params: Mapping[str, Any], card: AttackCard) -> dict[st
         changes["model"] = {"name": "transformer", "params": {"width": 8}}
         params = {**params, "batch_size": 2}
     return small_spec(
-        **changes, protocol={"name": protocol, "params": dict(params)}, adversaries=list(_ADVERSARIES)
+        **changes,
+        protocol={"name": protocol, "params": dict(params)},
+        adversaries=list(_ADVERSARIES),
+        victims=2,
     )
 
 

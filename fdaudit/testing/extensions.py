@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
+
+import torch
 
 from fdaudit.config import Config, validate
 from fdaudit.errors import FdauditError, SpecError
@@ -14,7 +17,16 @@ from fdaudit.registry import ExtensionCard, Registry, loaded
 from fdaudit.registry.contract import CARDS, refuse_broken
 from fdaudit.spec.trust import IMPORT, name_code
 
-__all__ = ["check_settings", "during", "fail", "global_seed", "load_extension", "read_settings"]
+__all__ = [
+    "check_settings",
+    "during",
+    "fail",
+    "global_seed",
+    "has_cuda",
+    "load_extension",
+    "read_settings",
+    "torch_defaults_kept",
+]
 
 T = TypeVar("T")
 _WRONG: tuple[Any, ...] = ([["no", "such", "value"]], {"no such key": [None]})
@@ -55,6 +67,31 @@ def global_seed(name: str, seed: int, first: bool = False) -> Iterator[None]:
                 name,
                 "draws from a global generator of torch, NumPy or Python; pass a generator to every draw.",
             )
+
+
+@contextmanager
+def torch_defaults_kept(name: str) -> Iterator[None]:
+    """Fail if the block leaves PyTorch with another default type, or with gradients turned on or off; restore both."""
+    before = torch.get_default_dtype(), torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        after = torch.get_default_dtype(), torch.is_grad_enabled()
+        torch.set_default_dtype(before[0])
+        torch.set_grad_enabled(before[1])
+        if after != before:
+            fail(
+                name,
+                "changes PyTorch's default number type, or turns gradients on or off for the whole process.",
+            )
+
+
+def has_cuda(name: str) -> bool:
+    """Return whether an extension can be checked on CUDA; warn if there is no device."""
+    if torch.cuda.is_available():
+        return True
+    warnings.warn(f"{name} was not checked on CUDA, because this machine has no device.", stacklevel=4)
+    return False
 
 
 def load_extension(extension: type[T] | str, registry: Registry[T, Any]) -> type[T]:

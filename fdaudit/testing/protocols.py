@@ -6,7 +6,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,8 +26,10 @@ from fdaudit.testing.extensions import (
     during,
     fail,
     global_seed,
+    has_cuda,
     load_extension,
     read_settings,
+    torch_defaults_kept,
 )
 from fdaudit.testing.federation import CLASSES, SIZES, common, records_of
 from fdaudit.testing.running import Attached, ProtocolRun, run_protocol
@@ -58,7 +60,8 @@ def check_protocol(
     * the record is sound, and what is released is what was published;
     * the card is true: kinds, senders, receivers, tensors, fixed sizes and public indices;
     * nothing bypasses the wire, and a message declares everything that it depends on;
-    * what was delivered, the records and the public samples are never changed;
+    * what was delivered, the records, the public samples with their classes, and PyTorch's defaults are never changed;
+    * a run of one round ends, too;
     * a round is completed without silent clients, without withheld kinds, and for a class that nobody holds;
     * clients may have networks of their own, if the card says so;
     * it also runs on CUDA, where there is a device.
@@ -76,9 +79,9 @@ def check_protocol(
     config = _short(name, cls, params or {})
     check_settings(name, cls.Config, config.model_dump(mode="json"))
     learned = task or (SINGLE_LABEL if SINGLE_LABEL.name in cls.card.tasks else TASKS[cls.card.tasks[0]])
-    with during(name, "a rehearsal"):
-        cls = with_messages(cls, config, common(task=learned), len(SIZES))
-    with tempfile.TemporaryDirectory(prefix="fdaudit-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fdaudit-") as folder, torch_defaults_kept(name):
+        with during(name, "a rehearsal"):
+            cls = with_messages(cls, config, common(task=learned), len(SIZES))
         subject = _ProtocolUnderTest(Path(folder), name, cls, config, learned)
         whole = subject.run("whole")
         _check_rounds(subject, whole)
@@ -86,6 +89,7 @@ def check_protocol(
         check_messages(name, cls, config, whole)
         _check_untouched(subject, whole)
         _check_repeats(subject, whole)
+        _check_one_round(subject)
         _check_resume(subject)
         _check_released(subject, whole)
         _check_silence(subject)
@@ -136,8 +140,11 @@ def _check_untouched(subject: _ProtocolUnderTest, run: ProtocolRun) -> None:
     for k, data in records_of(subject.task).items():
         if not (torch.equal(run.clients[k].x, data.x) and torch.equal(run.clients[k].y, data.y)):
             fail(subject.name, f"changes the records of {k}; clone them first.")
-    if not torch.equal(run.setting.public, common(task=subject.task).public):
+    shared = common(task=subject.task)
+    if not torch.equal(run.setting.public, shared.public):
         fail(subject.name, "changes the public samples; clone them first.")
+    if shared.public_labels is not None and not torch.equal(run.setting.public_labels, shared.public_labels):
+        fail(subject.name, "changes the classes of the public samples; clone them first.")
 
 
 def _check_rounds(subject: _ProtocolUnderTest, run: ProtocolRun) -> None:
@@ -180,6 +187,18 @@ def _check_repeats(subject: _ProtocolUnderTest, whole: ProtocolRun) -> None:
         fail(subject.name, "gives another run for the same seed; draw from child(seed, …) alone.")
     if subject.run("another-seed", seed=6).states[-1] == whole.states[-1]:
         fail(subject.name, "gives the same run for another seed; draw from child(seed, …).")
+
+
+def _check_one_round(subject: _ProtocolUnderTest) -> None:
+    """A run of one round ends, where the protocol accepts that number."""
+    if "rounds" not in subject.cls.Config.model_fields:
+        return
+    try:
+        config = validate(subject.cls.Config, {**subject.config.model_dump(mode="json"), "rounds": 1})
+    except SpecError:
+        return
+    shortest = replace(subject, config=config)
+    _check_complete(shortest, shortest.run("one-round"), "in a run of one round")
 
 
 def _noise(cls: type[FederatedProtocol]) -> Attached:
@@ -279,5 +298,5 @@ def _check_unlike(subject: _ProtocolUnderTest) -> None:
 
 def _check_cuda(subject: _ProtocolUnderTest) -> None:
     """It also runs on CUDA."""
-    if torch.cuda.is_available():
+    if has_cuda(subject.name):
         _check_complete(subject, subject.run("cuda", device="cuda"), "on CUDA")

@@ -146,8 +146,8 @@ def run_protocol(
     clients = dict(clients or records())
     parties = parties_of(protocol, config, len(clients))
     attached = own_defenses(config)
-    for key, given in (defenses or {}).items():
-        attached[key] = (*given, *attached.get(key, ()))
+    for key, earlier in (defenses or {}).items():
+        attached[key] = (*earlier, *attached.get(key, ()))
     first, state, start = resume or (0, b"", None)
     run = ProtocolRun(folder, parties, clients)
     with Transcript(folder, secret=SECRET, start=start) as transcript:
@@ -181,8 +181,8 @@ def ancestry(messages: Sequence[Message]) -> list[tuple[frozenset[str], frozense
     for message in messages:
         inputs = message.inputs
         if inputs == ALL:
-            held = [m.seq for m in messages[: message.seq] if message.sender in m.parties()]
-            inputs = (DATA, *held)
+            earlier = [m.seq for m in messages[: message.seq] if message.sender in m.parties()]
+            inputs = (DATA, *earlier)
         data = {message.sender} if DATA in inputs else set()
         behind = {message.seq}
         for seq in inputs:

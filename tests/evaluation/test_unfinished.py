@@ -17,8 +17,7 @@ from fdaudit.cli.verdicts import outcome
 from fdaudit.evaluation.unfinished import AttackStage, unfinished
 from fdaudit.progress import TerminatedError, terminable
 from fdaudit.result import Unfinished
-
-from ..helpers.foreign import Foreign
+from fdaudit.testing import RecordedFederation
 
 FEW = ("gap", "label-counts")
 AFTER = 4
@@ -27,7 +26,7 @@ AFTER = 4
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fdaudit.Run:
     """A record of class counts and two attacks, of which one applies."""
-    run = Foreign(kind="class_counts").run(tmp_path)
+    run = RecordedFederation(kind="class_counts").run(tmp_path)
     monkeypatch.setattr(REGISTRY, "_own", {name: attacks.REGISTRY._own[name] for name in FEW})
     monkeypatch.delitem(REGISTRY.__dict__, "_targets", raising=False)
     return api.load(run.directory)

@@ -15,8 +15,7 @@ import fdaudit
 from fdaudit.errors import RunError
 from fdaudit.evaluation.stage import Stage
 from fdaudit.planning.attacks import plan_attack
-
-from ..helpers.foreign import Foreign, Sent
+from fdaudit.testing.recorded import RecordedFederation, Sent
 
 KINDS = (
     "gradient",
@@ -47,7 +46,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, torch.d
     @cache
     def run(kind: str, dtype: torch.dtype) -> fdaudit.Run:
         rest = STAND_IN if kind.endswith(("logits", "labels")) else {}
-        federation = Foreign(kind=kind, shared=60, card=rest, sent=in_precision(dtype))
+        federation = RecordedFederation(kind=kind, shared=60, card=rest, sent=in_precision(dtype))
         return federation.run(tmp_path_factory.mktemp("precision"))
 
     return run
@@ -79,7 +78,7 @@ def test_every_attack_reads_other_precisions(name: str, dtype: torch.dtype, impo
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_view_has_single_precision_whatever_was_sent(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    view = Foreign(kind=kind, sent=in_precision(dtype)).run(tmp_path).view("server")
+    view = RecordedFederation(kind=kind, sent=in_precision(dtype)).run(tmp_path).view("server")
     for message in view.messages:
         floats = [t for t in view.tensors(message).values() if t.is_floating_point()]
         assert floats
@@ -108,7 +107,7 @@ def damaged(value: float) -> Sent:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_finite_is_named_and_the_rest_is_read(kind: str, value: float, tmp_path: Path) -> None:
-    run = Foreign(kind=kind, sent=damaged(value)).run(tmp_path)
+    run = RecordedFederation(kind=kind, sent=damaged(value)).run(tmp_path)
     recording = run.result.run.recording
     assert recording is not None
     named = [note for note in recording.notes if "is not finite" in note]

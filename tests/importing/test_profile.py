@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 import fdaudit
+from fdaudit.testing import RecordedFederation
 
 from ..helpers.cli_cases import Shell
-from ..helpers.foreign import Foreign
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_first_audit_is_quick_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    first = Foreign(kind="class_counts").run(tmp_path).directory
+    first = RecordedFederation(kind="class_counts").run(tmp_path).directory
     shell = Shell(monkeypatch, capsys, tmp_path / "home")
     (shell.home / "audit.yaml").write_text(yaml.safe_dump({"profile": "full"}))
     card = ("--card", first / "card.yaml")
@@ -42,7 +42,7 @@ def test_a_first_audit_is_quick_and_says_so(
 def test_an_unknown_profile_is_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = Foreign(kind="class_counts").run(tmp_path).directory
+    first = RecordedFederation(kind="class_counts").run(tmp_path).directory
     shell = Shell(monkeypatch, capsys, tmp_path / "home")
     line = shell.refused(
         "import",

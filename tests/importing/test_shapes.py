@@ -10,8 +10,7 @@ import fdaudit
 from fdaudit.errors import DataError
 from fdaudit.evaluation.stage import Stage
 from fdaudit.planning.attacks import plan_attack
-
-from ..helpers.foreign import Foreign
+from fdaudit.testing import RecordedFederation
 
 SHAPES = [(1, 1, 1), (3, 1, 7)]
 MORE = [(1, 2, 3), (2, 1, 1), (1, 5, 5), (2, 5, 5), (4, 5, 5), (3, 8, 4)]
@@ -21,7 +20,9 @@ MORE = [(1, 2, 3), (2, 1, 1), (1, 5, 5), (2, 5, 5), (4, 5, 5), (3, 8, 4)]
     "shape", [*SHAPES, *(pytest.param(shape, marks=pytest.mark.thorough) for shape in MORE)], ids=str
 )
 def test_records_of_any_shape_are_attacked_and_scored(shape: tuple[int, int, int], tmp_path: Path) -> None:
-    federation = Foreign(kind="gradient", records=4, pairs=0, shape=shape, steps=1, shared=12, rounds=1)
+    federation = RecordedFederation(
+        kind="gradient", records=4, pairs=0, shape=shape, steps=1, shared=12, rounds=1
+    )
     run = federation.run(tmp_path)
     stage = Stage(run.opened)
     plan = plan_attack("analytic", {}, run.case.spec, "attack", ("server",))
@@ -39,4 +40,4 @@ def test_records_of_any_shape_are_attacked_and_scored(shape: tuple[int, int, int
 
 def test_more_channels_are_refused_as_the_limits_say(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="5 channels in its last axis, more than 4"):
-        Foreign(kind="gradient", records=4, pairs=0, shape=(5, 4, 4)).run(tmp_path)
+        RecordedFederation(kind="gradient", records=4, pairs=0, shape=(5, 4, 4)).run(tmp_path)

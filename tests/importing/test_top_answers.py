@@ -15,8 +15,7 @@ import fdaudit
 from fdaudit.adversary.forms import with_every_class
 from fdaudit.errors import SpecError
 from fdaudit.importing.new_card import new_card
-
-from ..helpers.foreign import Foreign
+from fdaudit.testing import RecordedFederation
 
 KINDS = ("top_logits", "top_soft_labels")
 
@@ -26,7 +25,7 @@ KINDS = ("top_logits", "top_soft_labels")
 def test_the_likeliest_classes_are_those_of_whole_answers(kind: str, k: int, tmp_path: Path) -> None:
     found = []
     for name in (kind, kind.removeprefix("top_")):
-        run = Foreign(kind=name, k=k).run(tmp_path / name)
+        run = RecordedFederation(kind=name, k=k).run(tmp_path / name)
         view = with_every_class(run.opened.view("server"), 3)
         found.append(top_classes(view, "client/0", 3))
     assert found[0] is not None
@@ -36,7 +35,7 @@ def test_the_likeliest_classes_are_those_of_whole_answers(kind: str, k: int, tmp
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_attacks_read_them(kind: str, tmp_path: Path) -> None:
-    run = Foreign(kind=kind).run(tmp_path)
+    run = RecordedFederation(kind=kind).run(tmp_path)
     cell = fdaudit.attack("label-presence", run)
     assert cell.status in ("run", "inconclusive"), cell.reason
     assert any(f.name == "label_kl_mean" and f.value is not None for f in cell.figures)
@@ -51,7 +50,7 @@ def test_every_attack_on_answers_declares_them(kind: str) -> None:
 
 
 def test_without_an_attack_they_count_as_not_tested(tmp_path: Path) -> None:
-    run = Foreign(kind="top_logits").run(tmp_path)
+    run = RecordedFederation(kind="top_logits").run(tmp_path)
     rows = [row for row in run.result.exposure if row.kind == "top_logits" and row.party == "server"]
     assert rows
     assert all(row.private and not row.unread for row in rows)
@@ -59,7 +58,7 @@ def test_without_an_attack_they_count_as_not_tested(tmp_path: Path) -> None:
 
 
 def test_a_new_card_names_them(tmp_path: Path) -> None:
-    Foreign(kind="top_soft_labels").run(tmp_path)
+    RecordedFederation(kind="top_soft_labels").run(tmp_path)
     card = yaml.safe_load(new_card(tmp_path / "record", tmp_path / "card.yaml").read_text())
     assert card["classes"] == "FILL IN"
     assert {m["kind"] for m in card["messages"]} == {"top_soft_labels"}
@@ -99,5 +98,5 @@ def ragged(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
 )
 def test_strange_answers_are_refused(kind: str, sent, problem: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=problem):
-        Foreign(kind=kind, sent=sent).run(tmp_path)
+        RecordedFederation(kind=kind, sent=sent).run(tmp_path)
     assert not (tmp_path / "run").exists()

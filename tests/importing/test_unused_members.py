@@ -12,9 +12,8 @@ from fdaudit.cli.verdicts import verdicts
 from fdaudit.goals.membership import GOAL
 from fdaudit.importing.records import check
 from fdaudit.result import Cell, Control, Controls, Result, Target, UnusedMembers
+from fdaudit.testing import RecordedFederation
 from fdaudit.types import Figure
-
-from ..helpers.foreign import Foreign
 
 
 def unused(run: fdaudit.Run) -> tuple[UnusedMembers, ...]:
@@ -23,12 +22,12 @@ def unused(run: fdaudit.Run) -> tuple[UnusedMembers, ...]:
 
 
 def test_a_federation_that_uses_all_has_none(tmp_path: Path) -> None:
-    run = Foreign().run(tmp_path)
+    run = RecordedFederation().run(tmp_path)
     assert unused(run) == ()
 
 
 def test_they_are_counted_on_the_console_and_in_the_report(tmp_path: Path) -> None:
-    run = Foreign(idle=5).run(tmp_path)
+    run = RecordedFederation(idle=5).run(tmp_path)
     first, second = unused(run)
     assert (first.party, second.party) == ("client/0", "client/1")
     assert first.unused == 5
@@ -48,7 +47,7 @@ def test_they_are_counted_on_the_console_and_in_the_report(tmp_path: Path) -> No
 
 
 def test_a_client_whose_messages_do_not_all_name_their_records_is_not_judged(tmp_path: Path) -> None:
-    assert unused(Foreign(idle=5, named=False).run(tmp_path)) == ()
+    assert unused(RecordedFederation(idle=5, named=False).run(tmp_path)) == ()
 
 
 def finding_of(run: fdaudit.Run, *counts: UnusedMembers, auc: float = 0.5):
@@ -81,7 +80,7 @@ def counts(party: str, candidates: int) -> UnusedMembers:
 
 
 def test_statements_about_members_say_how_many_were_held_out(tmp_path: Path) -> None:
-    run = Foreign(kind="class_counts").run(tmp_path)
+    run = RecordedFederation(kind="class_counts").run(tmp_path)
     bare, _ = finding_of(run)
     assert bare.level == "none-seen"
     some, _ = finding_of(run, counts("client/0", 3))

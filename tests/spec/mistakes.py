@@ -46,6 +46,7 @@ IN_SPECS: list[tuple[str, dict[str, Any], str, str, str]] = [
         "Write 0.001",
     ),
     ("list for a mapping", {"dataset": ["digits"]}, "dataset", "['digits']", "Write a mapping"),
+    ("name for a mapping", {"attacks": ["gap"]}, "attacks.0", "'gap'", "Write `name: gap`"),
     ("text for a list", {"attacks": "some"}, "attacks", "'some'", "all"),
     ("a date", {"name": __import__("datetime").date(2020, 1, 1)}, "name", "2020", "in quotes"),
     # out of range

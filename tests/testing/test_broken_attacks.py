@@ -157,6 +157,46 @@ class Broken:
             torch.rand(())
             return super().applicable(view, knowledge, task)
 
+    class FirstVictimOnly(Brightness):
+        def run(self, view, knowledge, task, generator):
+            return super().run(view, knowledge, task, generator)[:1]
+
+    class AnswersTwice(Brightness):
+        def run(self, view, knowledge, task, generator):
+            return super().run(view, knowledge, task, generator) * 2
+
+    class WritesToItsView(Brightness):
+        def scores(self, challenge, view):
+            (view.directory / "cache").write_bytes(b"1")
+            return super().scores(challenge, view)
+
+    class ChangesItsRecords(Brightness):
+        def scores(self, challenge, view):
+            for x, _ in view.own_data.values():
+                x.zero_()
+            return super().scores(challenge, view)
+
+    class ChangesTheSettings(Brightness):
+        def scores(self, challenge, view):
+            view.hyperparameters["rounds"] = 99
+            return super().scores(challenge, view)
+
+    class OnAnotherDevice(Brightness):
+        def scores(self, challenge, view):
+            return super().scores(challenge, view).to("meta")
+
+    class TakesSinglePrecisionForGranted(Brightness):
+        def scores(self, challenge, view):
+            for tensor in view.select(kind="model_update")[0].tensors.values():
+                if tensor.dtype != "F32":
+                    raise TypeError(tensor.dtype)
+            return super().scores(challenge, view)
+
+    class ChangesTheDefaultType(Brightness):
+        def applicable(self, view, knowledge, task):
+            torch.set_default_dtype(torch.float64)
+            return super().applicable(view, knowledge, task)
+
     class WrongProfile(Brightness):
         card = replace(Brightness.card, profiles={"quick": {}, "standard": {}, "full": {"steps": 1}})
 
@@ -182,6 +222,14 @@ DEFECTS = {
     "AsksTooEarly": "asks the oracle in `applicable`",
     "AsksTooMuch": "ends with BudgetExceededError",
     "DrawsToSay": "draws from a global generator",
+    "FirstVictimOnly": "the check of its guesses ends with ValueError",
+    "AnswersTwice": "the check of its guesses ends with ValueError",
+    "WritesToItsView": "writes to the files of its view",
+    "ChangesItsRecords": "changes the records or the settings in its view",
+    "ChangesTheSettings": "changes the records or the settings in its view",
+    "OnAnotherDevice": "handing over its guesses ends with NotImplementedError",
+    "TakesSinglePrecisionForGranted": r"ends with TypeError: F16 \(with messages recorded as float16\)",
+    "ChangesTheDefaultType": "changes PyTorch's default number type",
     "WrongProfile": "profile full: give other params .*steps",
 }
 
@@ -206,7 +254,9 @@ def small() -> dict[str, Any]:
     """A federation that is run once."""
     from fdaudit.testing import small_spec
 
-    return small_spec(adversaries=["server", "world"], protocol__params__upload="model_update")
+    return small_spec(
+        adversaries=["server", "client/1", "world"], victims=2, protocol__params__upload="model_update"
+    )
 
 
 def test_an_order_that_matters_is_found_where_it_is_said_not_to(small: dict[str, Any]) -> None:

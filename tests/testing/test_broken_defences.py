@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import pytest
@@ -12,9 +13,10 @@ from fdaudit.defenses.dp_sgd import DPSGD
 from pydantic import Field
 
 from fdaudit.config import Config
-from fdaudit.events import Gaussian
+from fdaudit.events import Gaussian, Laplace
+from fdaudit.kinds import KINDS, Kind
 from fdaudit.registry import DefenseCard
-from fdaudit.testing import check_defense
+from fdaudit.testing import check_defense, example_message
 from fdaudit.transcript.wire import Released
 
 
@@ -137,6 +139,63 @@ class Broken:
                 raise RuntimeError("no half precision")
             return super().release(kind, tensors, noise)
 
+    class NeedsAnIndex(Noise):
+        def release(self, kind, tensors, noise):
+            return super().release(kind, {**tensors, "index": tensors["index"]}, noise)
+
+    class OtherWithoutIndex(Noise):
+        def release(self, kind, tensors, noise):
+            extra = {} if "index" in tensors else {"values": torch.zeros_like(tensors["values"])}
+            return super().release(kind, {**tensors, **extra}, noise)
+
+    class FirstKindOnly(Noise):
+        card = replace(Noise.card, accepts=("logits", "vote_counts"))
+
+        def release(self, kind, tensors, noise):
+            return super().release(kind, {**tensors, "values": tensors["values"]}, noise)
+
+    class NegativeSize(Noise):
+        def release(self, kind, tensors, noise):
+            return replace(super().release(kind, tensors, noise), bytes_on_wire=-3)
+
+    class NoNoise(Noise):
+        def noised(self, values, noise):
+            return values
+
+    class SameNoiseEachTime(Noise):
+        def noised(self, values, noise):
+            draws = torch.Generator().manual_seed(0)
+            return values + torch.randn(values.shape, generator=draws) * self.config.sigma
+
+    class NoiseOnSomeValues(Noise):
+        def noised(self, values, noise):
+            return torch.cat([values[:1], super().noised(values[1:], noise)])
+
+    class LessNoiseThanStated(Noise):
+        def noised(self, values, noise):
+            return values + torch.as_tensor(noise.normal(*values.shape)) * self.config.sigma / 2
+
+    class LessLaplaceNoise(Noise):
+        def noised(self, values, noise):
+            return values + torch.as_tensor(noise.normal(*values.shape)) * self.config.sigma
+
+        def clipped(self, values):
+            return values * min(1.0, self.config.clip / max(float(values.norm(1)), 1e-9))
+
+        def event(self):
+            stated = {"sensitivity": 2 * self.config.clip, "scale": self.config.sigma}
+            return Laplace(**stated, unit="client", relation="replace-one", covers=("data", "messages"))
+
+    class ChangesTheDefaultType(Noise):
+        def release(self, kind, tensors, noise):
+            torch.set_default_dtype(torch.float64)
+            return super().release(kind, tensors, noise)
+
+    class TurnsGradientsOff(Noise):
+        def release(self, kind, tensors, noise):
+            torch.set_grad_enabled(False)
+            return super().release(kind, tensors, noise)
+
 
 DEFECTS = {
     "TorchRandomness": "draws from a global generator",
@@ -155,11 +214,42 @@ DEFECTS = {
     "SaysAnotherName": "describes itself as",
     "HidesASetting": "describes itself as",
     "Fails": "release of logits ends with RuntimeError",
+    "NeedsAnIndex": "release of a message without `index` ends with KeyError",
+    "OtherWithoutIndex": "releases another logits without `index`",
+    "FirstKindOnly": "release of vote_counts ends with KeyError",
+    "NegativeSize": "states -3 bytes",
+    "NoNoise": "releases the same for other noise",
+    "SameNoiseEachTime": "releases the same for other noise",
+    "NoiseOnSomeValues": "sends some values without noise",
+    "LessNoiseThanStated": "states noise of standard deviation 1, and its messages spread by 0.[45]",
+    "LessLaplaceNoise": "states noise of standard deviation 1.41421, and its messages spread by",
+    "ChangesTheDefaultType": "changes PyTorch's default number type",
+    "TurnsGradientsOff": "turns gradients on or off",
 }
 
 
 def test_the_sound_defence_passes() -> None:
     check_defense(Noise)
+
+
+def test_values_may_be_changed_after_the_noise() -> None:
+    class Clamped(Noise):
+        def noised(self, values, noise):
+            return super().noised(values, noise).clamp(0, 0.1)
+
+    check_defense(Clamped)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if kind.tensors], ids=attrgetter("name"))
+def test_an_example_message_has_the_tensors_of_its_kind(kind: Kind) -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in example_message(kind.name).items()}
+    assert kind.misfit(shapes, {"C": 3, "c": 1, "h": 8, "w": 8}) == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_machine_without_cuda_is_named() -> None:
+    with pytest.warns(UserWarning, match="tried was not checked on CUDA"):
+        check_defense(Noise)
 
 
 def test_every_defect_is_listed() -> None:
@@ -249,6 +339,14 @@ class BrokenTraining:
         def noised(self, total, noise):
             return {n: t.flatten() for n, t in super().noised(total, noise).items()}
 
+    class SameNoiseEachTime(DPSGD):
+        def noised(self, total, noise):
+            return {n: t / self.expected_batch for n, t in total.items()}
+
+    class LessNoiseThanStated(DPSGD):
+        def noised(self, total, noise):
+            return {n: t / 2 for n, t in super().noised(total, noise).items()}
+
 
 @pytest.mark.parametrize(
     ("name", "problem"),
@@ -259,6 +357,8 @@ class BrokenTraining:
         ("DrawsNobody", "draws numbers that no record has"),
         ("Changes", "changes the gradients that it is given"),
         ("AnotherShape", "another shape than the parameter's"),
+        ("SameNoiseEachTime", "releases the same for other noise"),
+        ("LessNoiseThanStated", "states noise of standard deviation 1, and its messages spread by 0.[45]"),
     ],
 )
 def test_a_defect_of_a_defence_in_training_is_found(name: str, problem: str) -> None:

@@ -249,6 +249,28 @@ class Broken:
             (self.setting.wire._transcript.directory / "payloads" / "stray").write_bytes(b"1")
             return super().begin(t)
 
+    class ChangesPublicClasses(Average):
+        def begin(self, t):
+            self.setting.public_labels.zero_()
+            return super().begin(t)
+
+    class NeedsTwoRounds(Average):
+        def begin(self, t):
+            self.share = t / (self.config.rounds - 1)
+            return super().begin(t)
+
+    class RowsByNumberOfRecords(Average):
+        card = card(sends("logits", index="public"))
+
+        def extra(self, t, k):
+            rows = torch.arange(min(7, len(self.setting.clients[k])))
+            self.send(k, ["server"], "logits", {"index": rows, "values": torch.zeros(len(rows), 3)})
+
+    class ChangesTheDefaultType(Average):
+        def begin(self, t):
+            torch.set_default_dtype(torch.float64)
+            return super().begin(t)
+
 
 class Untyped(LocalTraining):
     anything: Any = None
@@ -296,6 +318,10 @@ DEFECTS = {
     "OneNetwork": "the run 'unlike' ends with|not of the network of",
     "AbsentClass": "class_prototypes that is not finite",
     "StrayFile": "damaged record",
+    "ChangesPublicClasses": "changes the classes of the public samples",
+    "NeedsTwoRounds": "the run 'one-round' ends with ZeroDivisionError",
+    "RowsByNumberOfRecords": "decide the rows of logits",
+    "ChangesTheDefaultType": "changes PyTorch's default number type",
 }
 
 
