@@ -122,26 +122,21 @@ class SanitizedGradients(Configured[SanitizedGradientsConfig]):
         if kind not in self.card.accepts or values is None or values.dim() < 2 or len(tensors) != 1:
             problem = f"{self.card.name}: {kind} with {sorted(tensors)} is not `values` (n, c, h, w) alone"
             raise ProtocolError(f"{problem}. Attach it to {self.card.accepts[0]}.")
-        draws = torch.as_tensor(noise.normal(*values.shape)) * (self.config.sigma * self.config.clip)
-        gradients = noised(values, self._clipped(values), draws)
-        return Released(kind=kind, tensors={"values": gradients}, event=self._event(len(values)))
-
-    def _clipped(self, values: Tensor) -> Tensor:
-        """Return each row of (n, ...), scaled down to norm C if it is longer."""
+        clip, scale = self.config.clip, self.config.sigma * self.config.clip
         rows = finite(values).flatten(1)
         norms = rows.norm(dim=1, keepdim=True)
-        factors = (self.config.clip / torch.where(norms > 0, norms, 1.0)).clamp_max(1.0)
-        return (rows * factors).reshape(values.shape)
-
-    def _event(self, samples: int) -> Event:
-        if not samples:
-            return NoGuarantee(reason="a message without gradients has nothing to add noise to")
-        return Gaussian(
-            sensitivity=2 * self.config.clip,
-            scale=self.config.sigma * self.config.clip,
-            count=samples,
-            drawn_from=self.config.drawn_from,
-            unit="client",
-            relation="replace-one",
-            covers=("data", "messages"),
-        )
+        factors = (clip / torch.where(norms > 0, norms, 1.0)).clamp_max(1.0)
+        clipped = (rows * factors).reshape(values.shape)
+        draws = torch.as_tensor(noise.normal(*values.shape)) * scale
+        event: Event = NoGuarantee(reason="a message without gradients has nothing to add noise to")
+        if len(values):
+            event = Gaussian(
+                sensitivity=2 * clip,
+                scale=scale,
+                count=len(values),
+                drawn_from=self.config.drawn_from,
+                unit="client",
+                relation="replace-one",
+                covers=("data", "messages"),
+            )
+        return Released(kind=kind, tensors={"values": noised(values, clipped, draws)}, event=event)

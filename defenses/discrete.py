@@ -38,10 +38,6 @@ class _GridConfig(NoiseConfig):
     levels: int = Field(16, ge=1, le=_MOST_CODE)
     """Steps from -B to B: values are rounded to `levels` + 1 points, and the noise is in whole steps."""
 
-    def _scale(self) -> float:
-        """Return the noise's scale in the units of the values."""
-        raise NotImplementedError
-
     @property
     def step(self) -> float:
         """Return the distance of neighbouring points, in the units of the values."""
@@ -50,7 +46,7 @@ class _GridConfig(NoiseConfig):
     @property
     def scale(self) -> float:
         """Return the noise's scale in steps."""
-        return self._scale() / self.step
+        raise NotImplementedError
 
     @property
     def margin(self) -> int:
@@ -79,8 +75,10 @@ class DiscreteLaplaceNoiseConfig(_GridConfig):
     gamma: float = Field(gt=0)
     """γ: the noise has scale 1/γ, in the units of the values sent."""
 
-    def _scale(self) -> float:
-        return 1 / self.gamma
+    @property
+    def scale(self) -> float:
+        """Return the noise's scale in steps."""
+        return 1 / self.gamma / self.step
 
 
 class DiscreteGaussianNoiseConfig(_GridConfig):
@@ -89,8 +87,10 @@ class DiscreteGaussianNoiseConfig(_GridConfig):
     sigma: float = Field(gt=0)
     """σ of the noise, in the units of the values sent."""
 
-    def _scale(self) -> float:
-        return self.sigma
+    @property
+    def scale(self) -> float:
+        """Return the noise's scale in steps."""
+        return self.sigma / self.step
 
 
 Grids = TypeVar("Grids", bound=_GridConfig)
@@ -113,17 +113,16 @@ class _GridNoise(Configured[Grids]):
             draws = torch.from_numpy(self._drawn(tensor.numel(), noise)).reshape(tensor.shape)
             codes = self._codes(tensor).cpu() + cfg.margin + draws
             message |= packed(name, codes.clamp(0, grid.points - 1), grid)
-        return Released(kind=kind, tensors=message, event=self._claim(tensors))
+        event: Event | None = unclaimed(tensors, cfg.public_index)
+        if event is None:
+            event = self._event(moved(self.card.name, tensors, cfg.clip, cfg.levels))
+        return Released(kind=kind, tensors=message, event=event)
 
     def _codes(self, sent: Tensor) -> Tensor:
         """Return the number of the point nearest to each value, from 0 to `levels`; halves go up."""
         cfg = self.config
         steps = (finite(sent).clamp(-cfg.clip, cfg.clip) + cfg.clip) / cfg.step
         return (steps + 0.5).floor().clamp(0, cfg.levels).long()
-
-    def _claim(self, tensors: Mapping[str, Tensor]) -> Event:
-        nothing = unclaimed(tensors, self.config.public_index)
-        return nothing or self._event(moved(self.card.name, tensors, self.config.clip, self.config.levels))
 
     def _drawn(self, n: int, noise: SecretStream) -> Ints:
         raise NotImplementedError

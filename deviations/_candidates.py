@@ -27,15 +27,17 @@ def by_turns(knowledge: Knowledge) -> tuple[Tensor, Tensor]:
     Raises:
         SpecError: no client has candidates, or they are not labelled with one class each.
     """
-    held = [pair for pair in (knowledge.candidates or {}).values() if len(pair[1])]
-    if not held:
+    pairs = [pair for pair in (knowledge.candidates or {}).values() if len(pair[1])]
+    if not pairs:
         raise SpecError("splits.candidates", 0, "leave nobody to ask about", "Set it to 1 or more.")
-    if held[0][1].ndim != 1:
+    if pairs[0][1].ndim != 1:
         problem = "has records with more than one class, which this deviation does not handle"
         raise SpecError("dataset.name", knowledge.task.name, problem, "Choose another deviation.")
-    turns = torch.cat([torch.arange(len(y)) for _, y in held]).argsort(stable=True)
-    x, y = (torch.cat([pair[part] for pair in held])[turns] for part in (0, 1))
-    return x, y
+    numbers = [torch.arange(len(y)) for _, y in pairs]
+    turns = torch.cat(numbers).argsort(stable=True)  # every client's first candidate, then every second one
+    x = torch.cat([x for x, _ in pairs])
+    y = torch.cat([y for _, y in pairs])
+    return x[turns], y[turns]
 
 
 class CandidateQuestions:
@@ -64,16 +66,18 @@ class CandidateQuestions:
         self.config, self.classes = config, knowledge.classes
         # Anybody who knows the seed could find the places; parties who follow the protocol do not look.
         draws = torch.Generator().manual_seed(0)
-        drawn = torch.randperm(samples, generator=draws)
+        places = torch.randperm(samples, generator=draws)
         planted = self.planted(x, y.long(), knowledge.task, draws)
         each = planted.shape[1]
-        asked = min(samples // each, len(x)) if samples else len(x)
-        if not asked:
+        count = len(x)
+        if samples:
+            count = min(samples // each, count)
+        if not count:
             problem = f"leaves no candidate a place: there are {samples} public samples"
             raise SpecError("deviations.params.each", each - 1, problem, "Set it lower.")
-        self.x = planted[:asked].flatten(0, 1)
-        self.y = y[:asked].long().repeat_interleave(each)
-        self.places = drawn[: len(self.x)]
+        self.x = planted[:count].flatten(0, 1)
+        self.y = y[:count].long().repeat_interleave(each)
+        self.places = places[: len(self.x)]
 
     def planted(self, x: Tensor, y: Tensor, task: Task, generator: torch.Generator) -> Tensor:
         """Return the samples (n, m, ...) that are planted for each candidate (n, ...): itself alone."""
@@ -94,9 +98,13 @@ class CandidateQuestions:
             return (draft,)
         if draft.kind == "proxy_indices" and len(self.places):
             return (replace(draft, tensors=self._asking(draft)),)
-        if draft.kind == "generated_samples":
-            return (replace(draft, tensors=self._shown(draft)),)
-        return (draft,)
+        if draft.kind != "generated_samples":
+            return (draft,)
+        samples = draft.tensors["samples"].clone()
+        # The first samples of this step are candidates, if any are left in the round.
+        part = self.x[draft.step * len(samples) : (draft.step + 1) * len(samples)]
+        samples[: len(part)] = part.to(samples)
+        return (replace(draft, tensors={"samples": samples}),)
 
     def _asking(self, draft: Outgoing) -> Mapping[str, Tensor]:
         """Return a request (m,) for candidates, by turns if they are too many, and then for other samples."""
@@ -104,12 +112,5 @@ class CandidateQuestions:
         size, count = len(index), len(self.places)
         turn = (torch.arange(count) + draft.round * size) % count
         others = index[~torch.isin(index.long(), self.places)].long()
-        asked = torch.cat([self.places[turn], others])[:size].sort().values
-        return {"index": asked.to(index.dtype)}
-
-    def _shown(self, draft: Outgoing) -> Mapping[str, Tensor]:
-        """Return samples (m, ...) of which the first are candidates, if any are left in this step of the round."""
-        samples = draft.tensors["samples"].clone()
-        part = self.x[draft.step * len(samples) : (draft.step + 1) * len(samples)]
-        samples[: len(part)] = part.to(samples)
-        return {"samples": samples}
+        request = torch.cat([self.places[turn], others])[:size].sort().values
+        return {"index": request.to(index.dtype)}

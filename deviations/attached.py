@@ -133,13 +133,16 @@ def attach_deviations(
         if role(entry.party) not in cls.card.roles:
             problem, able = f"cannot deviate by {entry.name}", ", ".join(cls.card.roles)
             raise SpecError(f"{where}.party", entry.party, problem, f"These can: {able}.")
-        sent = {message["kind"] for message in declared if message["from"] == role(entry.party)}
-        changed = sent & set(cls.card.changes) & set(protocol.copies.get(role(entry.party), ()))
+        own_role = role(entry.party)
+        kinds = {message["kind"] for message in declared if message["from"] == own_role}
+        changed = kinds & set(cls.card.changes) & set(protocol.copies.get(own_role, ()))
         if not changed:
             problem = f"changes {', '.join(cls.card.changes)}, which nobody reads in {protocol.name}"
             raise SpecError(f"{where}.name", entry.name, problem, "Choose another deviation or protocol.")
         config = validate(cls.Config, entry.params, f"{where}.params")
-        known = knowledge if "candidates" in cls.card.knows else replace(knowledge, candidates=None)
-        read = protocol.copies[role(entry.party)]
-        attached[entry.party] = DeviatingParty(entry.party, entry.name, cls(config, known), seed, read)
+        own = knowledge
+        if "candidates" not in cls.card.knows:
+            own = replace(knowledge, candidates=None)
+        read_by_role = protocol.copies[own_role]
+        attached[entry.party] = DeviatingParty(entry.party, entry.name, cls(config, own), seed, read_by_role)
     return attached

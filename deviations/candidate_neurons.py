@@ -87,8 +87,8 @@ class CandidateNeurons(CraftedModel):
         values = layer.inputs({}, self._x[:1]).numel()
         most = min(_MOST_RECORDS, max(1, _MOST_VALUES // values))
         records = records[:: max(1, -(-len(records) // most))]
-        asked = {x.numpy().tobytes() for x in self._x}
-        others = [number for number, x in enumerate(records) if x.numpy().tobytes() not in asked]
+        candidates = {x.numpy().tobytes() for x in self._x}
+        others = [number for number, x in enumerate(records) if x.numpy().tobytes() not in candidates]
         self._records = records[others]
         if config.rounds is None:
             self._rounds = tuple(range(-(-len(self._y) // layer.neurons)))
@@ -98,13 +98,16 @@ class CandidateNeurons(CraftedModel):
     ) -> dict[str, Tensor]:
         """Return both layers: neurons of the turn's candidates, and a last layer that lowers their classes."""
         layer = self._layer
-        asked = self._asked(turn)
+        count = len(self._y)
+        # As many candidates as there are neurons, from where the turn before ended.
+        candidates = (torch.arange(min(count, layer.neurons)) + turn * layer.neurons) % count
         shape = model[layer.weight].shape
         rows = torch.zeros(layer.neurons, shape[1:].numel(), dtype=torch.float64)
         thresholds = torch.ones(layer.neurons, dtype=torch.float64)
-        rows[: len(asked)], thresholds[: len(asked)] = self._neurons(model, asked)
+        crafted = self._neurons(model, candidates)
+        rows[: len(candidates)], thresholds[: len(candidates)] = crafted
         answers = torch.zeros_like(model[layer.answers])
-        for neuron, y in enumerate(self._y[asked].tolist()):
+        for neuron, y in enumerate(self._y[candidates].tolist()):
             answers[y, layer.neuron == neuron] = -1.0
         return {
             layer.weight: rows.reshape(shape).to(model[layer.weight]),
@@ -113,18 +116,13 @@ class CandidateNeurons(CraftedModel):
             layer.answers_bias: torch.zeros_like(model[layer.answers_bias]),
         }
 
-    def _asked(self, turn: int) -> Tensor:
-        """Return the numbers (k,) of the candidates that are asked about in the n-th crafted round."""
-        count, neurons = len(self._y), self._layer.neurons
-        return (torch.arange(min(count, neurons)) + turn * neurons) % count
-
-    def _neurons(self, model: Mapping[str, Tensor], asked: Tensor) -> tuple[Tensor, Tensor]:
+    def _neurons(self, model: Mapping[str, Tensor], candidates: Tensor) -> tuple[Tensor, Tensor]:
         """Return rows (k, d) of weights and thresholds (k,) for candidates; one that others equal stays silent."""
         inputs = self._layer.inputs(model, torch.cat([self._x, self._records]))
         whiten = _Whitening(inputs.flatten(0, 1))
-        rows = torch.zeros(len(asked), inputs.shape[2], dtype=torch.float64)
-        thresholds = torch.ones(len(asked), dtype=torch.float64)
-        for neuron, candidate in enumerate(asked.tolist()):
+        rows = torch.zeros(len(candidates), inputs.shape[2], dtype=torch.float64)
+        thresholds = torch.ones(len(candidates), dtype=torch.float64)
+        for neuron, candidate in enumerate(candidates.tolist()):
             own = inputs[candidate, :: -(-inputs.shape[1] // _PATCHES)]
             others = torch.cat([inputs[:candidate], inputs[candidate + 1 :]]).flatten(0, 1)
             directions = whiten(own)

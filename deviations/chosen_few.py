@@ -59,24 +59,22 @@ class ChosenFew:
         chosen = [answered[name] for name in (names[turn:] + names[:turn])[: self._config.few]]
         if draft.kind == "vote_counts":
             return (replace(draft, tensors={**draft.tensors, "counts": _counts(draft, chosen)}),)
-        total = {name: _sum(name, chosen) for name in draft.tensors}
+        total = {}
+        for name in draft.tensors:
+            parts = [upload.tensors[name] for upload in chosen]
+            sums = torch.stack([part.double() for part in parts]).sum(0)
+            total[name] = sums.to(parts[0].dtype).cpu()
         weight = sum(float(message.fields["weight"]) for message in chosen)
         fields = {**draft.fields, "weight": weight, "clients": [message.sender for message in chosen]}
         return (replace(draft, tensors=total, fields=fields),)
-
-
-def _sum(name: str, uploads: Sequence[Outgoing]) -> Tensor:
-    """Return the sum of a tensor over uploads."""
-    parts = torch.stack([upload.tensors[name].double() for upload in uploads])
-    return parts.sum(0).to(uploads[0].tensors[name].dtype).cpu()
 
 
 def _counts(draft: Outgoing, ballots: Sequence[Outgoing]) -> Tensor:
     """Return the votes (n, C) of few ballots on the samples of a count; another value than a class is no vote."""
     counts = torch.zeros_like(draft.tensors["counts"])
     n, classes = counts.shape
-    asked = draft.tensors.get("index", torch.arange(n)).tolist()
-    row_of = {sample: row for row, sample in enumerate(asked)}
+    requested = draft.tensors.get("index", torch.arange(n)).tolist()
+    row_of = {sample: row for row, sample in enumerate(requested)}
     for ballot in ballots:
         votes = ballot.tensors["values"].tolist()
         samples = ballot.tensors["index"].tolist() if "index" in ballot.tensors else range(len(votes))

@@ -76,16 +76,12 @@ class ClassFishing(CraftedModel):
         self._weight, self._bias = weight, bias
         self._target, self._share = config.target, config.share
         self._auxiliary = knowledge.auxiliary
-        if config.share < 1:
-            self._check_auxiliary()
-
-    def _check_auxiliary(self) -> None:
         count = 0
-        if self._auxiliary is not None:
-            count = int((self._auxiliary[1] == self._target).sum())
-        if count < _LEAST:
+        if knowledge.auxiliary is not None:
+            count = int((knowledge.auxiliary[1] == config.target).sum())
+        if config.share < 1 and count < _LEAST:
             problem = (
-                f"leaves a deviating server {count} records of class {self._target} to learn features from"
+                f"leaves a deviating server {count} records of class {config.target} to learn features from"
             )
             raise SpecError("splits.auxiliary", count, problem, f"Leave it {_LEAST}, or set share to 1.")
 

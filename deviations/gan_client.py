@@ -85,10 +85,10 @@ class GanClient:
         if draft.kind not in self.card.changes or not self._config.within(draft.round) or not models:
             return (draft,)
         start = {name: tensor.cpu() for name, tensor in models[-1].items()}
-        made = self._generator(generator)
-        made.learn(self._module, start, self._config.generator_steps)
+        class_generator = self._generator(generator)
+        class_generator.learn(self._module, start, self._config.generator_steps)
         if draft.kind == "gradient":
-            wrong = self._gradient(start, made, generator)
+            wrong = self._gradient(start, class_generator, generator)
             tensors = {name: (g.cpu() + wrong.get(name, g.cpu())) / 2 for name, g in draft.tensors.items()}
             return (replace(draft, tensors=tensors),)
         # An update that was weighted before it was sent says so, as in a secure sum.
@@ -99,7 +99,8 @@ class GanClient:
             for name, tensor in draft.tensors.items()
         }
         for _ in range(self._config.steps):
-            for name, g in self._gradient({**start, **end}, made, generator).items():
+            gradient = self._gradient({**start, **end}, class_generator, generator)
+            for name, g in gradient.items():
                 end[name] = end[name] - self._config.lr * g
         if of_update:
             end = {name: weight * (tensor - start[name]) for name, tensor in end.items()}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
@@ -63,10 +62,10 @@ class ModelInconsistency:
         if victim not in draft.receivers:
             return (draft,)
         (mine,) = crafted
+        alone = replace(mine, receivers=(victim,))
         others = tuple(receiver for receiver in draft.receivers if receiver != victim)
-        silent = replace(draft, receivers=others, tensors={**draft.tensors, **self._silent(draft.tensors)})
-        return (replace(mine, receivers=(victim,)), *([silent] if others else []))
-
-    def _silent(self, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        name = f"{self._imprint.layer}.bias"
-        return {name: torch.full_like(model[name], -_DEAD)}
+        if not others:
+            return (alone,)
+        bias = f"{self._imprint.layer}.bias"
+        silent = {**draft.tensors, bias: torch.full_like(draft.tensors[bias], -_DEAD)}
+        return (alone, replace(draft, receivers=others, tensors=silent))

@@ -1,24 +1,59 @@
-"""Rounds in which a sample of the clients trains the server's model and sends it back whole."""
+"""Rounds in which a sample of the clients trains the server's model, and counts of records that weigh the results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.federation.client_models import draw_job, sample_clients
+from fdaudit.federation.client_models import client_jobs, sample_clients
 from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.protocol import Setting
 from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child
 from fdaudit.training.jobs import mean_losses
 from fdaudit.training.trainer import Parameters
-from fdaudit.transcript.wire import Delivery
+from fdaudit.transcript.messages import DATA
+from fdaudit.transcript.wire import Delivery, Wire
 
-__all__ = ["ModelUploads", "SampledTraining"]
+__all__ = ["ModelUploads", "SampledTraining", "announce_counts", "count_seqs", "reported_counts"]
+
+
+def announce_counts(
+    state: dict[str, Tensor], wire: Wire, clients: Mapping[str, Sized], to: Sequence[str] = ("server",)
+) -> None:
+    """Send each client's number of records; the server's state keeps the ones that arrive.
+
+    Args:
+        state: the protocol's state.
+        wire: the channel.
+        clients: the clients' records.
+        to: the receivers; a client does not send its count to itself.
+    """
+    for k, data in clients.items():
+        receivers = [party for party in to if party != k]
+        n_k = wire.send(k, receivers, "sample_count", {"n": torch.tensor(len(data))}, inputs=[DATA])
+        if n_k is not None:
+            state[f"server/n/{k}"] = n_k["n"].cpu()
+            state[f"server/n_seq/{k}"] = torch.tensor(n_k.seq)
+
+
+def reported_counts(state: Mapping[str, Tensor], clients: Iterable[str]) -> list[int]:
+    """Return n_k of each client; one that did not arrive, or that noise made non-positive, counts as one record."""
+    counts = []
+    for k in clients:
+        n_k = int(state.get(f"server/n/{k}", 1))
+        counts.append(max(n_k, 1))
+    return counts
+
+
+def count_seqs(state: Mapping[str, Tensor], clients: Iterable[str]) -> list[int]:
+    """Return the numbers of the messages in which these clients sent their counts."""
+    names = [f"server/n_seq/{k}" for k in clients]
+    return [int(state[name]) for name in names if name in state]
 
 
 class SampledTraining(LocalTraining):
@@ -50,28 +85,15 @@ class ModelUploads:
             the uploads that arrived, by client; the records behind each, by `seq`; the mean losses and the trained
             models, by client.
         """
-        length = self._training.steps
-        jobs = [
-            draw_job(
-                k,
-                x,
-                self._clients[k].x,
-                self._clients[k].y,
-                seed=self._seed,
-                path=(self.card.name, t, k),
-                batch_size=self._training.batch_size,
-                **length,
-            )
-            for k, x in received.items()
-        ]
+        jobs = client_jobs(received, self._clients, self._training, self._seed, self.card.name, t)
         inputs = {k: (x.seq,) for k, x in received.items()}
-        fitted, basis = self._own.fit(jobs, self._training.fit(), length=length, inputs=inputs)
-        uploads, batches = {}, {}
+        fitted, basis = self._own.fit(jobs, self._training.fit(), length=self._training.steps, inputs=inputs)
+        uploads, batches, models = {}, {}, {}
         for job, result in zip(jobs, fitted, strict=True):
             k = job.party
+            models[k] = result.parameters
             upload = self._wire.send(k, ["server"], "model_parameters", result.parameters, inputs=basis[k])
             if upload is not None:
                 uploads[k] = upload
                 batches[upload.seq] = torch.cat(list(result.batches))
-        losses = mean_losses(jobs, fitted)
-        return uploads, batches, losses, {j.party: f.parameters for j, f in zip(jobs, fitted, strict=True)}
+        return uploads, batches, mean_losses(jobs, fitted), models

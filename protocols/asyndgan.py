@@ -162,12 +162,18 @@ class AsynDGAN:
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Run the steps of the generator, then fit the task model to what it makes."""
-        self._restore()
+        self._G.restore(take(self.state, "server/G/"))
+        for k, D_k in self._D.items():
+            D_k.restore(take(self.state, f"{k}/D/"))
         for r in range(start, self.config.rounds):
             batches: dict[int, Tensor] = {}
             self._wire.begin(r)
             if r == 0:
-                self._count()
+                for k, data in self._data.items():
+                    n_k = {"n": torch.tensor(len(data))}
+                    message = self._wire.send(k, ["server"], "sample_count", n_k, inputs=[DATA])
+                    if message is not None:
+                        self.state[f"server/count/{k}"] = message["n"].cpu()
             losses: dict[str, list[float]] = {}
             for s in range(self.config.steps_per_round):
                 self._wire.begin(r, s)
@@ -185,14 +191,6 @@ class AsynDGAN:
         return take(self.state, "server/w/")
 
     # -- a step ---------------------------------------------------------------------------------------------
-
-    def _count(self) -> None:
-        for k, data in self._data.items():
-            message = self._wire.send(
-                k, ["server"], "sample_count", {"n": torch.tensor(len(data))}, inputs=[DATA]
-            )
-            if message is not None:
-                self.state[f"server/count/{k}"] = message["n"].cpu()
 
     def _step(self, t: int, batches: dict[int, Tensor]) -> dict[str, float]:
         """Run one step of the generator and of every discriminator; return the discriminators' losses."""
@@ -297,8 +295,3 @@ class AsynDGAN:
         put(self.state, "server/G/", self._G.state())
         for k, D_k in self._D.items():
             put(self.state, f"{k}/D/", D_k.state())
-
-    def _restore(self) -> None:
-        self._G.restore(take(self.state, "server/G/"))
-        for k, D_k in self._D.items():
-            D_k.restore(take(self.state, f"{k}/D/"))

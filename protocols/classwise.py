@@ -252,7 +252,16 @@ class PLS(_Classwise):
             self._wire.begin(t)
             losses = self._train_towards(t)
             local, selected = self._send_means()
-            self._send_average(local)
+            if local:
+                table = combine([message["values"].cpu() for message in local.values()], self._classes)
+                inputs = [message.seq for message in local.values()]
+                everybody = list(self._clients)
+                message = self._wire.send(
+                    "server", everybody, "class_prototypes", {"values": table}, inputs=inputs
+                )
+                if message is not None:
+                    for k in everybody:
+                        self._learn(k, message)
             yield Round(index=t, models=self._models(), batches=selected, losses=losses)
 
     # -- the clients ----------------------------------------------------------------------------------------
@@ -270,18 +279,3 @@ class PLS(_Classwise):
                 if len(right):
                     selected[message.seq] = right
         return local, selected
-
-    # -- the server -----------------------------------------------------------------------------------------
-
-    def _send_average(self, local: Mapping[str, Delivery]) -> None:
-        """Send all clients the mean over the clients that answered; nothing without answers."""
-        if not local:
-            return
-        table = combine([message["values"].cpu() for message in local.values()], self._classes)
-        inputs = [message.seq for message in local.values()]
-        message = self._wire.send(
-            "server", list(self._clients), "class_prototypes", {"values": table}, inputs=inputs
-        )
-        if message is not None:
-            for k in self._clients:
-                self._learn(k, message)

@@ -185,8 +185,10 @@ class Cronus(PublicAnswers):
             if t == 0 and self.config.warm_up_steps:  # initialization phase
                 self._train("warm-up", length={"steps": self.config.warm_up_steps})
             predictions = self._answer(self._ask(t), self.config.share)
+            received: dict[str, Delivery] = {}
             aggregate = self._aggregate(t, predictions)
-            received = {} if aggregate is None else {k: aggregate.of(k) for k in self._clients}
+            if aggregate is not None:
+                received = {k: aggregate.of(k) for k in self._clients}
             losses = self._train(
                 "update",
                 t,
@@ -206,6 +208,5 @@ class Cronus(PublicAnswers):
         index = present.any(1).nonzero().flatten()
         draws = child(self._seed, self.card.name, "filter", t)
         mean = robust_mean(values[index], present[index], self.config.sigma, draws)
-        aggregate = self._fused({"index": index, "values": mean.float()}, answers)
-        inputs = [message.seq for message in answers]
-        return self._wire.send("server", list(self._clients), "ensemble_labels", aggregate, inputs=inputs)
+        labels = self._fused({"index": index, "values": mean.float()}, answers)
+        return self._send_labels(labels, predictions)

@@ -19,7 +19,6 @@ from fdaudit.federation.public_answers import (
 from fdaudit.federation.state import copies_of, put, take
 from fdaudit.registry import ProtocolCard
 from fdaudit.training.trainer import Parameters
-from fdaudit.transcript.wire import Delivery
 from fdaudit.types import Trained
 
 __all__ = ["DSFL", "DSFLConfig", "sharpen"]
@@ -155,9 +154,19 @@ class DSFL(PublicDistillation):
                 self._train("warm-up", length={"steps": self.config.warm_up_steps})
             losses = self._train("update", r)  # 1. update: w_k on private records
             local = self._answer(self._ask(r), self.config.share)  # 2.-3. prediction on o_r, upload
-            labels = self._aggregate(local)  # 4.-5. aggregation, broadcast
+            labels = None
+            if local:  # 4.-5. aggregation over the clients that answered, broadcast
+                mean = self._mean(local.values())
+                if self.config.aggregation == "era":
+                    mean["values"] = sharpen(mean["values"], self.config.temperature)
+                labels = self._send_labels(mean, local)
             self._digest(r, labels, "cross-entropy")  # 6. distillation at the clients
-            self._digest_at_server(r, labels)  # 6. distillation at the server: w_g
+            x, values = self._samples(labels)
+            if len(x):  # 6. distillation at the server: w_g
+                job = self.config.distill_job(
+                    "server", self.released(), x, values, self._seed, self.card.name, "distill", r, "server"
+                )
+                self._advance([job], self.config.distillation("cross-entropy"))
             if r == self.config.rounds - 1:
                 self._wire.send("server", ["world"], "model_parameters", self.released())
             yield Round(index=r, models={"server": self.released(), **self._models()}, losses=losses)
@@ -165,24 +174,3 @@ class DSFL(PublicDistillation):
     def released(self) -> Parameters:
         """Return the server's model w_g."""
         return take(self.state, "server/w/")
-
-    # -- the server -----------------------------------------------------------------------------------------
-
-    def _aggregate(self, local: Mapping[str, Delivery]) -> Delivery | None:
-        """Broadcast the global labels: the mean over the answering clients, sharpened by ERA; None without answers."""
-        if not local:
-            return None
-        labels = self._mean(local.values())
-        if self.config.aggregation == "era":
-            labels["values"] = sharpen(labels["values"], self.config.temperature)
-        inputs = [message.seq for message in local.values()]
-        return self._wire.send("server", list(self._clients), "ensemble_labels", labels, inputs=inputs)
-
-    def _digest_at_server(self, r: int, labels: Delivery | None) -> None:
-        """Distil the broadcast labels, as recorded, into the server's model."""
-        x, values = self._samples(labels)
-        if len(x):
-            job = self.config.distill_job(
-                "server", self.released(), x, values, self._seed, self.card.name, "distill", r, "server"
-            )
-            self._advance([job], self.config.distillation("cross-entropy"))

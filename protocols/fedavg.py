@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import Any, ClassVar
@@ -13,18 +13,27 @@ from torch import Tensor
 from fdaudit.errors import ProtocolError
 from fdaudit.events import DrawnGaussian, Event, SampledGaussian
 from fdaudit.federation.client_models import sample_clients
-from fdaudit.federation.local_training import Basis, joined
-from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, PartyData, Round, Setting
+from fdaudit.federation.local_training import joined
+from fdaudit.federation.protocol import (
+    CURIOUS,
+    PRIVATE_ROUNDS,
+    RELEASED_MODEL,
+    PartyData,
+    Round,
+    Setting,
+    arrived,
+)
 from fdaudit.federation.state import copies_of, put, take
 from fdaudit.models.network import moved
 from fdaudit.registry import ProtocolCard
-from fdaudit.rng import SecretStream, child, child_seed
-from fdaudit.training.trainer import Fitted, Job, Parameters, draw_batches
-from fdaudit.transcript.messages import ALL, DATA, DRAWN, SUM
+from fdaudit.rng import child, child_seed
+from fdaudit.training.trainer import Job, Parameters, draw_batches
+from fdaudit.transcript.messages import ALL, DRAWN, SUM
 from fdaudit.transcript.wire import Delivery
 from fdaudit.types import GradientRule
 
 from ._fedavg_settings import FedAvgConfig
+from ._uploads import announce_counts, count_seqs, reported_counts
 
 __all__ = ["FedAvg", "FedAvgConfig"]
 
@@ -192,14 +201,16 @@ class FedAvg:
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Run Algorithm 1: the server's loop, with the clients' steps inline."""
+        m = self.config.taking_part(len(self._clients))  # max(C·K, 1)
         for t in range(start, self.config.rounds):  # for each round t = 1, 2, ...
             self._wire.begin(t)
-            if t == 0 and self._counted:
+            if t == 0:
                 self._announce_counts()
             if self._rule is not None:
                 yield self._private_round(t, self._rule)
                 continue
-            S = self._sample(t)  # S_t <- random set of m = max(C·K, 1) clients
+            draws = child(self._seed, "fedavg", "sample", t)
+            S = sample_clients(self._clients, m, draws)  # S_t <- random set of m clients
             w_t = self._send_model(S)
             uploads, batches, losses, models = self._client_updates(t, w_t, S)
             weights = self._weights(list(uploads))
@@ -216,19 +227,13 @@ class FedAvg:
 
     # -- the server -----------------------------------------------------------------------------------------
 
-    def _sample(self, t: int) -> list[str]:
-        m = self.config.taking_part(len(self._clients))
-        return sample_clients(self._clients, m, child(self._seed, "fedavg", "sample", t))
-
     def _send_model(self, receivers: Sequence[str], fields: Mapping[str, Any] | None = None) -> Delivery:
         # The velocity of server momentum goes back to every earlier upload: then all that is held counts.
         inputs = ALL if self.config.server_momentum else list(map(int, self.state["server/basis"]))
         message = self._wire.send(
             "server", receivers, "model_parameters", self.released(), inputs=inputs, fields=fields
         )
-        if message is None:
-            raise ProtocolError("fedavg: the server's model did not arrive. Only clients may go silent.")
-        return message
+        return arrived(message, "fedavg: the server's model")
 
     def _aggregate(
         self, w_t: Delivery, uploads: Mapping[str, Delivery], weights: Sequence[float]
@@ -260,30 +265,18 @@ class FedAvg:
             elif self.config.upload == "model_parameters":
                 previous, delta = mean, torch.zeros(())
             result[n] = self.state[f"server/w/{n}"] = previous + delta
-        basis = [w_t.seq, *(u.seq for u in uploads.values()), *self._count_seqs(uploads)]
+        basis = [w_t.seq, *(u.seq for u in uploads.values()), *count_seqs(self.state, uploads)]
         self.state["server/basis"] = torch.tensor(basis, dtype=torch.int64)
         return result
 
     def _weights(self, senders: Sequence[str]) -> list[float]:
-        """Return w_k / w or n_k / n over these clients; uniform weights if no count arrived.
-
-        A count with a defence's noise may be zero or negative; it then counts as one record.
-        """
+        """Return w_k / w or n_k / n over these clients; uniform weights if no count arrived."""
         if self.config.weights is not None:
             constant = dict(zip(self._clients, cycle(self.config.weights), strict=False))
             total = sum(constant[k] for k in senders)
             return [constant[k] / total for k in senders]
-        counts = [max(int(self.state.get(f"server/n/{k}", torch.tensor(1))), 1) for k in senders]
+        counts = reported_counts(self.state, senders)
         return [n / sum(counts) for n in counts]
-
-    @property
-    def _counted(self) -> bool:
-        """Return whether clients report their numbers of records."""
-        cfg = self.config
-        return cfg.weighting == "samples" or (cfg.weighting == "public" and cfg.weights is None)
-
-    def _count_seqs(self, senders: Iterable[str]) -> list[int]:
-        return [int(self.state[f"server/n_seq/{k}"]) for k in senders if f"server/n_seq/{k}" in self.state]
 
     def _private_round(self, t: int, rule: GradientRule) -> Round:
         """Run a round of DP-FedAvg (McMahan et al. 2018, Algorithm 1): clipped updates and noise on their sum.
@@ -292,7 +285,12 @@ class FedAvg:
         part, or is silent, adds nothing. The sum keeps its noise and its divisor.
         """
         coins = self._wire.coins("updates", "server")
-        S = self._private_sample(rule, coins)
+        names = list(self._clients)
+        if self.config.fraction == 1:
+            S = [names[int(k)] for k in rule.draw(len(names), coins)]
+        else:
+            numbers = coins.permutation(len(names))[: self.config.taking_part(len(names))]
+            S = [names[k] for k in sorted(numbers.tolist())]
         w = self.released()
         uploads, batches = dict[str, Delivery](), dict[int, Tensor]()
         losses: dict[str, float] = {}
@@ -304,8 +302,8 @@ class FedAvg:
             uploads, batches, losses, models = self._client_updates(t, w_t, S)
         updates = {}
         for n, p in w.items():
-            arrived = [u[n].cpu() for u in uploads.values()]
-            updates[n] = torch.stack([torch.zeros_like(p), *arrived])
+            sent = [u[n].cpu() for u in uploads.values()]
+            updates[n] = torch.stack([torch.zeros_like(p), *sent])
         noisy = rule.noised(rule.clipped(updates), coins)
         put(self.state, "server/w/", {n: p + noisy[n].to(p.dtype) for n, p in w.items()})
         event, described = self._private_event(rule)
@@ -315,14 +313,6 @@ class FedAvg:
         if t == self.config.rounds - 1:
             self._send_model([*self._clients, "world"])
         return Round(index=t, models={"server": self.released(), **models}, batches=batches, losses=losses)
-
-    def _private_sample(self, rule: GradientRule, coins: SecretStream) -> list[str]:
-        """Return the clients of a round: each with probability q, or m of them drawn without replacement."""
-        names = list(self._clients)
-        if self.config.fraction == 1:
-            return [names[int(k)] for k in rule.draw(len(names), coins)]
-        numbers = coins.permutation(len(names))[: self.config.taking_part(len(names))]
-        return [names[k] for k in sorted(numbers.tolist())]
 
     def _private_event(self, rule: GradientRule) -> tuple[Event, dict[str, Any]]:
         """Return the event of one noisy sum of updates and its description.
@@ -366,14 +356,12 @@ class FedAvg:
             parts = torch.stack([u[n].cpu().double() for u in uploads.values()])
             total[n] = parts.sum(0).to(first[n].dtype)
         # The weight follows from the counts of all that were asked. Then this is no sum of its inputs alone.
-        inputs = [*(u.seq for u in uploads.values()), *self._count_seqs(S)]
+        inputs = [*(u.seq for u in uploads.values()), *count_seqs(self.state, S)]
         fields = {SUM: True, "weight": weight, "clients": list(uploads)}
         message = self._wire.send(
             "aggregator", ["server"], "model_update", total, inputs=inputs, fields=fields
         )
-        if message is None:
-            raise ProtocolError("fedavg: the sum of the updates did not arrive. Only clients may go silent.")
-        return {"aggregator": message}, [1 / weight]
+        return {"aggregator": arrived(message, "fedavg: the sum of the updates")}, [1 / weight]
 
     def _shares(self, S: Sequence[str]) -> dict[str, float]:
         """Return p_k of the selected clients, known to each in advance: from public weights or counts, or 1/m."""
@@ -382,15 +370,13 @@ class FedAvg:
     # -- the clients ----------------------------------------------------------------------------------------
 
     def _announce_counts(self) -> None:
-        others = ["server"]
-        if self.config.weighting == "public":
-            others += ["aggregator"] * (self.config.aggregation == "secure") + [*self._clients, "world"]
-        for k, data in self._clients.items():
-            receivers = [party for party in others if party != k]
-            n_k = self._wire.send(k, receivers, "sample_count", {"n": torch.tensor(len(data))}, inputs=[DATA])
-            if n_k is not None:
-                self.state[f"server/n/{k}"] = n_k["n"].cpu()
-                self.state[f"server/n_seq/{k}"] = torch.tensor(n_k.seq)
+        """Have clients report their numbers of records, if the weights need these: to the server, or to all parties."""
+        if self.config.weighting == "samples":
+            announce_counts(self.state, self._wire, self._clients)
+        elif self.config.weighting == "public" and self.config.weights is None:
+            aggregator = ["aggregator"] if self.config.aggregation == "secure" else []
+            everybody = ["server", *aggregator, *self._clients, "world"]
+            announce_counts(self.state, self._wire, self._clients, everybody)
 
     def _client_updates(
         self, t: int, w_t: Delivery, selected: Sequence[str]
@@ -413,23 +399,22 @@ class FedAvg:
                 tensors, behind = {n: p - start[n] for n, p in tensors.items()}, joined(behind, (start.seq,))
             if secure:
                 tensors = {n: shares[job.party] * delta for n, delta in tensors.items()}
-                behind = joined(behind, self._count_seqs(selected))
+                behind = joined(behind, count_seqs(self.state, selected))
             fields = {"weight": shares[job.party]} if secure else {}
             upload = self._wire.send(job.party, [receiver], cfg.upload, tensors, inputs=behind, fields=fields)
             if upload is not None:  # otherwise the client went silent: the round goes on without it
                 uploads[job.party] = upload
                 batches[upload.seq] = torch.cat(list(result.batches))
                 if cfg.send_state:
-                    batches |= self._send_state(job.party, result, basis[job.party])
+                    state = self._wire.send(
+                        job.party, ["server"], "optimizer_state", result.moments, inputs=basis[job.party]
+                    )
+                    if state is not None:
+                        batches[state.seq] = batches[upload.seq]
             losses[job.party] = float(result.losses.mean())
             if cfg.upload != "gradient":
                 models[job.party] = result.parameters
         return uploads, batches, losses, models
-
-    def _send_state(self, k: str, fitted: Fitted, basis: Basis) -> dict[int, Tensor]:
-        """Send a client's optimiser state; return the records behind the message by its number."""
-        state = self._wire.send(k, ["server"], "optimizer_state", fitted.moments, inputs=basis)
-        return {} if state is None else {state.seq: torch.cat(list(fitted.batches))}
 
     def _job(self, t: int, k: str, data: PartyData, w_t: Delivery) -> Job:
         generator = child(self._seed, "fedavg", "batches", t, k)

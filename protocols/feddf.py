@@ -9,16 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fdaudit.errors import ProtocolError
 from fdaudit.federation.client_models import draw_job
-from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting, arrived
 from fdaudit.federation.state import put, take
 from fdaudit.registry import ProtocolCard
 from fdaudit.training.trainer import Fit, Parameters, Trainer
-from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Delivery
 
-from ._uploads import ModelUploads, SampledTraining
+from ._uploads import ModelUploads, SampledTraining, announce_counts, reported_counts
 
 __all__ = ["FedDF", "FedDFConfig", "mean_logits", "weighted_mean"]
 
@@ -143,13 +141,22 @@ class FedDF(ModelUploads):
         for t in range(start, self.config.rounds):  # for each communication round
             self._wire.begin(t)
             if t == 0:
-                self._announce_counts()
+                announce_counts(self.state, self._wire, self._clients)
             selected = self._sample(t)  # S_t <- random subset of the clients
-            messages = self._send_models(selected)
+            messages: dict[str, Delivery] = {}
+            for p, group in enumerate(self._groups):  # each client gets the model of its network
+                receivers = [k for k in selected if k in group]
+                if receivers:
+                    message = self._send_model(p, receivers)
+                    messages |= {k: message.of(k) for k in receivers}
             uploads, batches, losses, models = self._client_updates(t, messages)  # Client-LocalUpdate
             self._fuse(t, uploads)  # the average, then N distillation steps
-            if t == self.config.rounds - 1:
-                self._publish()
+            if (
+                t == self.config.rounds - 1
+            ):  # the final models; that of the server's network also goes to world
+                for p, group in reversed(list(enumerate(self._groups))):
+                    own = [k for k in group if k != "server"]
+                    self._send_model(p, [*own, "world"] if p == 0 else own)
             yield Round(index=t, models={"server": self.released(), **models}, batches=batches, losses=losses)
 
     def released(self) -> Parameters:
@@ -158,21 +165,9 @@ class FedDF(ModelUploads):
 
     # -- the server -----------------------------------------------------------------------------------------
 
-    def _send_models(self, selected: Sequence[str]) -> dict[str, Delivery]:
-        """Send each selected client the model of its network."""
-        messages: dict[str, Delivery] = {}
-        for p, group in enumerate(self._groups):
-            receivers = [k for k in selected if k in group]
-            if receivers:
-                message = self._send_model(p, receivers)
-                messages |= {k: message.of(k) for k in receivers}
-        return messages
-
     def _send_model(self, p: int, receivers: Sequence[str]) -> Delivery:
         message = self._wire.send("server", receivers, "model_parameters", take(self.state, f"server/w/{p}/"))
-        if message is None:
-            raise ProtocolError("feddf: the server's model did not arrive. Only clients may go silent.")
-        return message
+        return arrived(message, "feddf: the server's model")
 
     def _fuse(self, t: int, uploads: Mapping[str, Delivery]) -> None:
         """Average each network, then take N steps towards the ensemble of all; without uploads nothing changes."""
@@ -191,7 +186,8 @@ class FedDF(ModelUploads):
             answered = [k for k in group if k in uploads]
             x_t0 = take(self.state, f"server/w/{p}/")
             if answered:  # x_{t,0} <- sum n_k / n x_t^k
-                x_t0 = weighted_mean([uploads[k] for k in answered], [self._count(k) for k in answered])
+                counts = reported_counts(self.state, answered)
+                x_t0 = weighted_mean([uploads[k] for k in answered], counts)
             job = draw_job(  # N steps: mini-batches d of unlabelled data, KL to the averaged logits
                 "server",
                 x_t0,
@@ -204,23 +200,3 @@ class FedDF(ModelUploads):
             )
             (fitted,) = self._trainers[group[0]].fit([job], fit)
             put(self.state, f"server/w/{p}/", fitted.parameters)
-
-    def _publish(self) -> None:
-        """Send each network's final model to its clients; that of the server's network also to world."""
-        for p, group in reversed(list(enumerate(self._groups))):
-            own = [k for k in group if k != "server"]
-            self._send_model(p, [*own, "world"] if p == 0 else own)
-
-    def _count(self, k: str) -> int:
-        """Return n_k; a count that did not arrive, or that noise made non-positive, counts as one record."""
-        return max(int(self.state.get(f"server/n/{k}", torch.tensor(1))), 1)
-
-    # -- the clients ----------------------------------------------------------------------------------------
-
-    def _announce_counts(self) -> None:
-        for k, data in self._clients.items():
-            n_k = self._wire.send(
-                k, ["server"], "sample_count", {"n": torch.tensor(len(data))}, inputs=[DATA]
-            )
-            if n_k is not None:
-                self.state[f"server/n/{k}"] = n_k["n"].cpu()

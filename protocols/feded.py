@@ -7,10 +7,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fdaudit.errors import ProtocolError
-from fdaudit.federation.client_models import draw_job
+from fdaudit.federation.client_models import client_jobs
 from fdaudit.federation.local_training import Basis, joined
-from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting, arrived
 from fdaudit.federation.public_answers import (
     CRAFTED_PROXY,
     PREDICTIONS,
@@ -26,6 +25,7 @@ from fdaudit.federation.public_answers import (
 from fdaudit.federation.state import copies_of, put, take
 from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child
+from fdaudit.training.jobs import mean_losses
 from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.wire import Delivery
 
@@ -132,7 +132,10 @@ class FedED:
             self._wire.begin(t)
             w = self._send_model([*self._clients])
             models, basis, losses = self._train_locally(t, w)
-            answers = self._predict(models, basis, self._ask(t))
+            draws = child(self._seed, self.card.name, "samples", t)
+            indices = request(len(self._public), self.config.public_batch, draws)
+            asked = self._wire.send("server", list(self._clients), "proxy_indices", indices, inputs=[])
+            answers = self._predict(models, basis, asked)
             self._distil(t, w, answers)
             if t == self.config.rounds - 1:
                 self._send_model([*self._clients, "world"])
@@ -146,15 +149,7 @@ class FedED:
 
     def _send_model(self, receivers: list[str]) -> Delivery:
         message = self._wire.send("server", receivers, "model_parameters", self.released())
-        if message is None:
-            raise ProtocolError("feded: the server's model did not arrive. Only clients may go silent.")
-        return message
-
-    def _ask(self, t: int) -> Delivery | None:
-        """Draw this round's public samples and name them to every client."""
-        draws = child(self._seed, self.card.name, "samples", t)
-        indices = request(len(self._public), self.config.public_batch, draws)
-        return self._wire.send("server", list(self._clients), "proxy_indices", indices, inputs=[])
+        return arrived(message, "feded: the server's model")
 
     def _distil(self, t: int, w: Delivery, answers: Mapping[str, Delivery]) -> None:
         """Distil the mean of the clients that answered; without answers the model stays the same."""
@@ -171,24 +166,12 @@ class FedED:
         self, t: int, w: Delivery
     ) -> tuple[dict[str, Parameters], dict[str, Basis], dict[str, float]]:
         """Train the central model on every client's own records; return the results, their inputs, and the losses."""
-        jobs = [
-            draw_job(
-                k,
-                w.of(k),
-                data.x,
-                data.y,
-                seed=self._seed,
-                path=(self.card.name, t, k),
-                batch_size=self.config.batch_size,
-                **self.config.steps,
-            )
-            for k, data in self._clients.items()
-        ]
-        inputs = {k: (w.of(k).seq,) for k in self._clients}
-        outcomes, basis = self._local.fit(jobs, self.config.fit(), length=self.config.steps, inputs=inputs)
-        fitted = dict(zip(self._clients, outcomes, strict=True))
-        losses = {k: float(result.losses.mean()) for k, result in fitted.items()}
-        return {k: result.parameters for k, result in fitted.items()}, basis, losses
+        starts = {k: w.of(k) for k in self._clients}
+        jobs = client_jobs(starts, self._clients, self.config, self._seed, self.card.name, t)
+        inputs = {k: (received.seq,) for k, received in starts.items()}
+        fitted, basis = self._local.fit(jobs, self.config.fit(), length=self.config.steps, inputs=inputs)
+        models = {k: result.parameters for k, result in zip(self._clients, fitted, strict=True)}
+        return models, basis, mean_losses(jobs, fitted)
 
     def _predict(
         self, models: Mapping[str, Parameters], basis: Mapping[str, Basis], asked: Delivery | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import torch
@@ -194,9 +194,12 @@ class FedGEMS(PublicDistillation):
             self._wire.begin(t)
             if t == 0 and self.config.warm_up_steps:
                 self._train("warm-up", length={"steps": self.config.warm_up_steps})
-            index = self._drawn(t)
+            draws = child(self._seed, self.card.name, "samples", t)
+            index = draw_samples(len(self._public), self._public_batch, draws)
             losses = self._fuse(t, index)
-            L_s = self._transfer(index)
+            whole = len(index) == len(self._public)
+            tensors = told(index, self._predict_as_server(index), len(self._public), whole=whole)
+            L_s = self._wire.send("server", list(self._clients), "logits", tensors)
             self._digest(t, L_s, "cross-entropy")  # knowledge distillation on clients, Eq. 6
             losses |= self._train("local", t)  # local training on clients
             if t == self.config.rounds - 1:
@@ -214,12 +217,6 @@ class FedGEMS(PublicDistillation):
 
     # -- the server -----------------------------------------------------------------------------------------
 
-    def _drawn(self, t: int) -> Tensor:
-        """Return the numbers (m,) of the round's public samples."""
-        return draw_samples(
-            len(self._public), self._public_batch, child(self._seed, self.card.name, "samples", t)
-        )
-
     def _fuse(self, t: int, index: Tensor) -> dict[str, float]:
         """Train the server's model on the round's samples; return its mean loss."""
         logits, y = self._predict_as_server(index), self._labels[index]
@@ -229,8 +226,13 @@ class FedGEMS(PublicDistillation):
         self.state["server/pool"], self.state["server/pooled"] = pool, pooled
         teacher, taught = pool.clone(), pooled.clone()  # Eq. 2: self-distillation
         unknown = index[~pooled[index]]  # S*_Incorrect
-        fused, some = self._selected(unknown, list(self._client_select(unknown).values()))
-        teacher[unknown], taught[unknown] = fused, some  # Eq. 5: selective ensemble distillation
+        answers = self._client_select(unknown)
+        if answers:  # Eq. 5: selective ensemble distillation
+            sent, present = stacked(list(answers.values()), len(self._public), self._classes)
+            fused, some = selected(sent[unknown], present[unknown], self._labels[unknown])
+            teacher[unknown], taught[unknown] = fused.float(), some
+        else:
+            teacher[unknown], taught[unknown] = 0, False
         targets = F.one_hot(y, self._classes).float()  # Eq. 1: self-training
         rows = ~correct & taught[index]
         targets[rows] = self._mixed(y[rows], teacher[index[rows]])
@@ -246,14 +248,6 @@ class FedGEMS(PublicDistillation):
         )
         return self._advance([job], Fit(lr=self.config.server_lr, optimizer="adam"))
 
-    def _selected(self, index: Tensor, answers: Collection[Delivery]) -> tuple[Tensor, Tensor]:
-        """Return the clients' fused logits (n, C) for samples (n,), and for which of them a client was right (n,)."""
-        if not answers:
-            return torch.zeros(len(index), self._classes), torch.zeros(len(index), dtype=torch.bool)
-        logits, present = stacked(answers, len(self._public), self._classes)
-        fused, some = selected(logits[index], present[index], self._labels[index])
-        return fused.float(), some
-
     def _predict_as_server(self, index: Tensor) -> Tensor:
         return self._trainers["server"].predict(self.released(), self._public[index])
 
@@ -264,12 +258,6 @@ class FedGEMS(PublicDistillation):
         samples = {"index": narrow(index, len(self._public))}
         request = self._wire.send("server", list(self._clients), "proxy_indices", samples)
         return self._answer(request, "logits")
-
-    def _transfer(self, index: Tensor) -> Delivery | None:
-        """Send the server's logits on the round's samples to every client."""
-        whole = len(index) == len(self._public)
-        tensors = told(index, self._predict_as_server(index), len(self._public), whole=whole)
-        return self._wire.send("server", list(self._clients), "logits", tensors)
 
     # -- the clients ----------------------------------------------------------------------------------------
 

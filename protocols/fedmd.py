@@ -19,7 +19,6 @@ from fdaudit.federation.public_answers import (
     Share,
 )
 from fdaudit.registry import ProtocolCard
-from fdaudit.transcript.wire import Delivery
 from fdaudit.types import Trained
 
 __all__ = ["FedMD", "FedMDConfig"]
@@ -157,18 +156,10 @@ class FedMD(PublicDistillation):
             if self.config.order == "revisit-digest":
                 losses = self._train("revisit", t)
             scores = self._answer(self._ask(t), self.config.share)  # communicate: f_k(x_i) on a subset of D_0
-            consensus = self._aggregate(scores)  # aggregate: 1/m sum f_k(x_i); distribute
+            consensus = None
+            if scores:  # aggregate: 1/m sum f_k(x_i) over the clients that answered; distribute
+                consensus = self._send_labels(self._mean(scores.values()), scores)
             self._digest(t, consensus, "l1" if self.config.share == "logits" else "cross-entropy")
             if self.config.order == "digest-revisit":
                 losses = self._train("revisit", t)  # revisit: a few epochs on D_k
             yield Round(index=t, models=self._models(), losses=losses)
-
-    # -- the server -----------------------------------------------------------------------------------------
-
-    def _aggregate(self, scores: Mapping[str, Delivery]) -> Delivery | None:
-        """Send the updated consensus, the mean over the clients that answered; None without answers."""
-        if not scores:
-            return None
-        consensus = self._mean(scores.values())
-        inputs = [message.seq for message in scores.values()]
-        return self._wire.send("server", list(self._clients), "ensemble_labels", consensus, inputs=inputs)

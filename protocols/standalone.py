@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fdaudit.federation.local_settings import LocalTraining
-from fdaudit.federation.protocol import PRIVATE_ROUNDS, RELEASED_MODEL, PartyData, Round, Setting
+from fdaudit.federation.protocol import PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting
 from fdaudit.federation.state import basis_of, copies_of, keep_basis, put, take
 from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child, child_seed
@@ -45,11 +45,19 @@ class _Alone:
         """Run every client's local steps; send nothing."""
         for t in range(start, self.config.rounds):
             self._wire.begin(t)
-            jobs = [self._job(t, k, data) for k, data in self._clients.items()]
-            fit, inputs = (
-                self.config.fit(task=self._task),
-                {k: basis_of(self.state, k) for k in self._clients},
-            )
+            jobs = []
+            for k, data in self._clients.items():
+                draws = child(self._seed, "alone", "batches", t, k)
+                batches = draw_batches(
+                    len(data), self.config.batch_size, generator=draws, **self.config.steps
+                )
+                seed = child_seed(self._seed, "alone", "dropout", t, k)
+                own = self._own(k)
+                jobs.append(
+                    Job(party=k, parameters=own, x=data.x, targets=data.y, batches=batches, seed=seed)
+                )
+            fit = self.config.fit(task=self._task)
+            inputs = {k: basis_of(self.state, k) for k in self._clients}
             fitted, basis = self._local.fit(jobs, fit, length=self.config.steps, inputs=inputs)
             for job, result in zip(jobs, fitted, strict=True):
                 put(self.state, f"{job.party}/w/", result.parameters)
@@ -63,12 +71,6 @@ class _Alone:
 
     def _own(self, k: str) -> Parameters:
         return take(self.state, f"{k}/w/")
-
-    def _job(self, t: int, k: str, data: PartyData) -> Job:
-        generator = child(self._seed, "alone", "batches", t, k)
-        batches = draw_batches(len(data), self.config.batch_size, generator=generator, **self.config.steps)
-        seed = child_seed(self._seed, "alone", "dropout", t, k)
-        return Job(party=k, parameters=self._own(k), x=data.x, targets=data.y, batches=batches, seed=seed)
 
 
 class Standalone(_Alone):

@@ -80,17 +80,12 @@ def lnmax_rdp(votes: ArrayLike, gamma: float, orders: ArrayLike) -> Floats:
     rdp[np.isneginf(log_q)] = 0.0
     # Nearer to the limit than this, the quotient's denominator is all rounding.
     charged = np.flatnonzero(np.isfinite(log_q) & (log_q < -np.logaddexp(0.0, 2 * gamma) - 1e-9))
+    less = orders - 1
     for part in blocks(len(charged), len(orders)):
         rows = charged[part]
-        rdp[rows] = np.clip(_theorem_3(log_q[rows], gamma, orders), 0.0, independent)
+        log_1q = np.log1p(-np.exp(log_q[rows]))[:, None]
+        quotient = log_1q - np.log1p(-np.exp(2 * gamma + log_q[rows]))[:, None]
+        rivals = np.broadcast_to(2 * gamma * less, (len(rows), len(less)))
+        bound = log_mean(log_1q, log_q[rows][:, None], less * quotient, rivals) / less
+        rdp[rows] = np.clip(bound, 0.0, independent)
     return rdp
-
-
-def _theorem_3(log_q: Floats, gamma: float, orders: Floats) -> Floats:
-    """Return the bound (n, orders) where its condition holds."""
-    log_1q = np.log1p(-np.exp(log_q))[:, None]
-    quotient = log_1q - np.log1p(-np.exp(2 * gamma + log_q))[:, None]
-    less = orders - 1
-    rivals = np.broadcast_to(2 * gamma * less, (len(log_q), len(less)))
-    bound: Floats = log_mean(log_1q, log_q[:, None], less * quotient, rivals) / less
-    return bound

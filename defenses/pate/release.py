@@ -162,7 +162,9 @@ def gnmax_smooth_sensitivity(
     if not len(checked) or checked.shape[1] < 2:
         problem = "has no query, or one class only: its figure is 0 whatever the votes"
         raise SpecError("votes", checked.shape, problem, "Give counts (q, C) with q > 0 and C > 1.")
-    width, reach = _cells(scale("sigma", sigma))
+    # A client moves a row by so many cells, of so many votes: there are about 64 cells to a σ.
+    reach = min(max(math.ceil(128 / scale("sigma", sigma)), 4), 256)
+    width = _STEP / reach
     table = _table(sigma, checked.shape[1], float(orders[0]), width)
     log_each = gnmax_log_q(checked, sigma) - math.log(checked.shape[1] - 1)
     leads = -ndtri_exp(log_each) * math.sqrt(2) * sigma
@@ -223,12 +225,6 @@ def _converted(rdp: Floats, orders: Floats, delta: float) -> Floats:
     """Return ε at δ of each order."""
     excess = np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
     return np.maximum(rdp + excess, 0.0)
-
-
-def _cells(sigma: float) -> tuple[float, int]:
-    """Return the width of a cell in votes (about 64 cells to a σ) and the most cells that a client moves a row."""
-    reach = min(max(math.ceil(128 / sigma), 4), 256)
-    return _STEP / reach, reach
 
 
 def _table(sigma: float, classes: int, order: float, width: float) -> Floats:

@@ -142,18 +142,13 @@ def to_guesses(given: GuessFile, folder: Path, shape: tuple[int, ...]) -> tuple[
     """
 
     def read(name: str, field: str, remedy: str) -> dict[str, torch.Tensor]:
-        return _file(name, field, folder, remedy)
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            raise UsageError(field, name, "is no file beside the guesses", remedy)
+        try:
+            return load_tensors(path)
+        except IntegrityError as error:
+            raise UsageError(field, name, f"cannot be read ({error})", remedy) from None
 
     place = f"guesses.{GOALS[given.goal].key}"
     return tuple(entry.guess(read, f"{place}.{i}", shape) for i, entry in enumerate(given.entries))
-
-
-def _file(name: str, field: str, folder: Path, remedy: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file in the folder of the guesses."""
-    path = folder / name
-    if path.is_symlink() or not path.is_file():
-        raise UsageError(field, name, "is no file beside the guesses", remedy)
-    try:
-        return load_tensors(path)
-    except IntegrityError as error:
-        raise UsageError(field, name, f"cannot be read ({error})", remedy) from None

@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.local_training import joined
-from fdaudit.federation.protocol import Setting
+from fdaudit.federation.protocol import PartyData, Setting
 from fdaudit.federation.state import basis_of, copies_of, keep_basis, put, take
 from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child, child_seed
 from fdaudit.training.jobs import mean_losses
 from fdaudit.training.trainer import Fit, Fitted, Job, Parameters, draw_batches
 
-__all__ = ["ClientModels", "draw_job", "sample_clients"]
+__all__ = ["ClientModels", "client_jobs", "draw_job", "sample_clients"]
 
 
 def sample_clients(clients: Iterable[str], m: int, draws: torch.Generator) -> list[str]:
@@ -46,6 +46,37 @@ def draw_job(
     )
     dropout = child_seed(seed, *path, "dropout")
     return Job(party=party, parameters=parameters, x=x, targets=targets, batches=batches, seed=dropout)
+
+
+def client_jobs(
+    starts: Mapping[str, Mapping[str, Tensor]],
+    clients: Mapping[str, PartyData],
+    config: LocalTraining,
+    seed: int,
+    *path: str | int,
+) -> list[Job]:
+    """Return each client's job to fit the model that it starts from to its own records.
+
+    Args:
+        starts: the models, by client.
+        clients: the records, by client.
+        config: the length of local training, and the size of its batches.
+        seed: the run's seed.
+        path: names the draws; the client's name is added.
+    """
+    return [
+        draw_job(
+            k,
+            start,
+            clients[k].x,
+            clients[k].y,
+            seed=seed,
+            path=(*path, k),
+            batch_size=config.batch_size,
+            **config.steps,
+        )
+        for k, start in starts.items()
+    ]
 
 
 class ClientModels:
@@ -91,24 +122,15 @@ class ClientModels:
             beside: by client, public samples (n, c, h, w) and their targets (n, C), which join its records.
         """
         length = self._local.steps if length is None else length
-        answers = {
-            k: _beside(data.x, data.y if targets is None else targets[k], (beside or {}).get(k))
-            for k, data in self._clients.items()
-        }
-        jobs = [
-            draw_job(
-                k,
-                take(self.state, f"{k}/w/"),
-                x,
-                y,
-                seed=self._seed,
-                path=(self.card.name, *path, k),
-                batch_size=self._local.batch_size,
-                **length,
-            )
-            for k, (x, y) in answers.items()
-        ]
-        inputs = {k: joined(basis_of(self.state, k), (taught or {}).get(k, ())) for k in self._clients}
+        jobs, inputs = [], {}
+        for k, data in self._clients.items():
+            y = data.y if targets is None else targets[k]
+            x, y = _beside(data.x, y, (beside or {}).get(k))
+            own = take(self.state, f"{k}/w/")
+            named = (self.card.name, *path, k)
+            size = self._local.batch_size
+            jobs.append(draw_job(k, own, x, y, seed=self._seed, path=named, batch_size=size, **length))
+            inputs[k] = joined(basis_of(self.state, k), (taught or {}).get(k, ()))
         fitted, basis = self._own.fit(jobs, self._local.fit(), length=length, inputs=inputs)
         for k, made_from in basis.items():
             keep_basis(self.state, k, made_from)

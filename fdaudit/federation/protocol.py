@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from fdaudit.config import Config
+from fdaudit.errors import ProtocolError
 from fdaudit.federation.local_training import LocalTrainings
 from fdaudit.federation.networks import Networks, Trainers
 from fdaudit.registry import ProtocolCard
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from fdaudit.training.execution import Execution
     from fdaudit.training.trainer import Parameters
-    from fdaudit.transcript.wire import Wire
+    from fdaudit.transcript.wire import Delivery, Wire
     from fdaudit.types import DefenseSpec, Trained
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Round",
     "Setting",
     "applies",
+    "arrived",
     "broadcasts",
     "has_public_index",
 ]
@@ -97,6 +99,17 @@ def has_public_index(protocol: type[FederatedProtocol], config: Config, kind: st
 def broadcasts(protocol: type[FederatedProtocol]) -> bool:
     """Return whether every client starts from weights that the server sends, so that they are public."""
     return protocol.card.starts.get("weights") == "broadcast"
+
+
+def arrived(message: Delivery | None, what: str) -> Delivery:
+    """Return a message of the server or the aggregator, as it was delivered.
+
+    Raises:
+        ProtocolError: it did not arrive.
+    """
+    if message is None:
+        raise ProtocolError(f"{what} did not arrive. Only clients may go silent.")
+    return message
 
 
 @dataclass(frozen=True, eq=False)

@@ -186,10 +186,8 @@ def average(answers: Iterable[Mapping[str, Tensor]], samples: int, classes: int)
     Returns:
         `index` (m,) of the samples with an answer, in rising order, and `values` (m, C).
     """
-    total, count = (
-        torch.zeros(samples, classes, dtype=torch.float64),
-        torch.zeros(samples, dtype=torch.float64),
-    )
+    total = torch.zeros(samples, classes, dtype=torch.float64)
+    count = torch.zeros(samples, dtype=torch.float64)
     for answer in answers:
         index, rows = _rows(answer, samples, classes)
         total.index_add_(0, index, rows)
@@ -288,11 +286,8 @@ class PublicAnswers(ClientModels):
 
     def __init__(self, config: PublicRequests, setting: Setting) -> None:
         super().__init__(config, setting)
-        self._public_batch, self._public, self._classes = (
-            config.public_batch,
-            setting.public,
-            setting.classes,
-        )
+        self._public_batch, self._public = config.public_batch, setting.public
+        self._classes = setting.classes
 
     # -- the server -----------------------------------------------------------------------------------------
 
@@ -313,6 +308,11 @@ class PublicAnswers(ClientModels):
         """
         whole = all("index" not in answer and answer["values"].dim() == 2 for answer in answers)
         return told(found["index"], found["values"], len(self._public), whole=whole)
+
+    def _send_labels(self, labels: Mapping[str, Tensor], answers: Mapping[str, Delivery]) -> Delivery | None:
+        """Send every client labels that were made from these answers."""
+        inputs = [message.seq for message in answers.values()]
+        return self._wire.send("server", list(self._clients), "ensemble_labels", labels, inputs=inputs)
 
     # -- the clients ----------------------------------------------------------------------------------------
 

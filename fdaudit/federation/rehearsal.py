@@ -91,7 +91,8 @@ def setting_of(
     """Return the protocol's inputs; if it pools data, one client has all records and the shared network."""
     if not protocol.card.pools_data:
         return common.setting(clients, wire, seed)
-    x, y = (torch.cat([getattr(data, part) for data in clients.values()]) for part in ("x", "y"))
+    x = torch.cat([data.x for data in clients.values()])
+    y = torch.cat([data.y for data in clients.values()])
     alone = replace(common, networks=networks_of(protocol, common.networks))
     return alone.setting({"client/0": PartyData(x, y)}, wire, seed)
 
@@ -126,13 +127,20 @@ def with_messages(
     brief = config
     if "rounds" in type(config).model_fields:
         brief = config.model_copy(update={"rounds": min(config.rounds, 2)})
+    network, records = common.networks.shared, []
+    n = max(2 * network.classes, 16)  # every class occurs
+    for k in range(clients):
+        draws = child(0, "rehearsal", "records", k)
+        x = network.random_inputs(n, draws)
+        y = common.task.labels.stand_ins(n, network.classes, network.input_shape, draws)
+        records.append((x, y))
     with scratch("rehearsal") as folder:
         rehearse(
             folder / "transcript",
             protocol=protocol,
             config=brief,
             common=common,
-            data=[_random_records(common, k) for k in range(clients)],
+            data=records,
             seed=0,
         )
         messages = read_log(folder / "transcript").messages
@@ -140,21 +148,13 @@ def with_messages(
     for m in messages:
         if m.kind not in UNDECLARED:
             to.setdefault((m.kind, role(m.sender)), {}).update(dict.fromkeys(map(role, m.receivers)))
-    tensors = tuple(
-        {"kind": kind, "from": sender, "to": ", ".join(receivers), "what": "found in a rehearsal"}
-        for (kind, sender), receivers in to.items()
-    )
-    card = replace(protocol.card, messages=tensors)
+    declared = []
+    for (kind, sender), receivers in to.items():
+        names = ", ".join(receivers)
+        declared.append({"kind": kind, "from": sender, "to": names, "what": "found in a rehearsal"})
+    card = replace(protocol.card, messages=tuple(declared))
     own = {"card": card, "__doc__": protocol.__doc__, "__module__": protocol.__module__}
     return cast("type[FederatedProtocol]", type(protocol.__name__, (protocol,), own))
-
-
-def _random_records(common: Common, client: int) -> tuple[Tensor, Tensor]:
-    """Return random inputs and labels that stand for a client's records; every class occurs."""
-    network, draws = common.networks.shared, child(0, "rehearsal", "records", client)
-    n = max(2 * network.classes, 16)
-    x = network.random_inputs(n, draws)
-    return x, common.task.labels.stand_ins(n, network.classes, network.input_shape, draws)
 
 
 def rehearse(
@@ -193,7 +193,9 @@ def rehearse(
         checks: what clients check of messages that they receive, by (kind, sender role).
         models: receives each party's last model, if the protocol runs.
     """
-    secret = _secret_of(seed)
+    # The secret follows from the seed: a rehearsal hides nothing and must be reproducible.
+    key = child_seed(seed, "rehearsal", "secret").to_bytes(8, "big") * 2
+    secret = SecretStream(key, "rehearsal").bytes(32)
     parties = parties_of(protocol, config, len(data))
     records = {}
     for k, (x, y) in enumerate(data):
@@ -230,9 +232,3 @@ def rehearse(
         transport=transport,
         own_data={k: (d.x, d.y) for k, d in records.items()},
     )
-
-
-def _secret_of(seed: int) -> bytes:
-    """Return a secret that follows from the seed: a rehearsal hides nothing and must be reproducible."""
-    key = child_seed(seed, "rehearsal", "secret").to_bytes(8, "big") * 2
-    return SecretStream(key, "rehearsal").bytes(32)

@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fdaudit.errors import ProtocolError
-from fdaudit.federation.client_models import draw_job
+from fdaudit.federation.client_models import client_jobs
 from fdaudit.federation.local_settings import LocalTraining
 from fdaudit.federation.local_training import Basis
-from fdaudit.federation.protocol import ProtocolConfig, Round, Setting
+from fdaudit.federation.protocol import ProtocolConfig, Round, Setting, arrived
 from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.registry import ProtocolCard
 from fdaudit.training.trainer import Parameters
@@ -39,11 +38,14 @@ class Computed(dict[str, Tensor]):
 
 def mean(sent: Sequence[Delivery | None], otherwise: Computed) -> Computed:
     """Return the mean of the messages that arrived, or `otherwise` if none did."""
-    arrived = [m for m in sent if m is not None]
-    if not arrived:
+    messages = [message for message in sent if message is not None]
+    if not messages:
         return otherwise
-    tensors = {n: torch.stack([m[n].cpu() for m in arrived]).mean(0) for n in arrived[0]}
-    return Computed(tensors, tuple(m.seq for m in arrived))
+    tensors = {}
+    for name in messages[0]:
+        parts = torch.stack([message[name].cpu() for message in messages])
+        tensors[name] = parts.mean(0)
+    return Computed(tensors, tuple(message.seq for message in messages))
 
 
 class SimpleProtocol:
@@ -130,25 +132,11 @@ class SimpleProtocol:
         Raises:
             ProtocolError: `start` did not arrive.
         """
-        if start is None:
-            raise ProtocolError(
-                f"{self.card.name}: the model to start from did not arrive. Only clients may go silent."
-            )
+        start = arrived(start, f"{self.card.name}: the model to start from")
         clients, cfg = self.clients if clients is None else list(clients), self.config
-        jobs = [
-            draw_job(
-                k,
-                start.of(k),
-                self.setting.clients[k].x,
-                self.setting.clients[k].y,
-                seed=self.setting.seed,
-                path=(self.card.name, "local", t, k),
-                batch_size=cfg.batch_size,
-                **cfg.steps,
-            )
-            for k in clients
-        ]
-        inputs: dict[str, Basis] = {k: (start.of(k).seq,) for k in clients}
+        starts = {k: start.of(k) for k in clients}
+        jobs = client_jobs(starts, self.setting.clients, cfg, self.setting.seed, self.card.name, "local", t)
+        inputs: dict[str, Basis] = {k: (received.seq,) for k, received in starts.items()}
         fitted, basis = self.setting.local.fit(
             jobs, cfg.fit(task=self.setting.task), length=cfg.steps, inputs=inputs
         )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fdaudit.kinds import MODELS
 from fdaudit.names import visible
@@ -95,11 +94,11 @@ def _movements(
             yield message, {name: bool(change.any()) for name, change in weights.items()}
             continue
         before = weights_of(decode(read_payload(transcript, start)), naming)
-        yield message, {n: _differ(weights[n], before[n]) for n in weights.keys() & before.keys()}
-
-
-def _differ(weights: Tensor, before: Tensor) -> bool:
-    return weights.shape != before.shape or not torch.equal(weights, before.to(weights.dtype))
+        moved = {}
+        for name in weights.keys() & before.keys():
+            new, old = weights[name], before[name]
+            moved[name] = new.shape != old.shape or not torch.equal(new, old.to(new.dtype))
+        yield message, moved
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -104,7 +104,7 @@ class Scored(Config):
         for target in self.targets:
             _refuse_other_figures(self.goal, target)
         due = together({target.target: _figures_of(target.figures) for target in self.targets})
-        if [_written(f) for f in due] != [_whole(f) for f in self.figures]:
+        if [_written(f) for f in due] != [f.model_dump(mode="json") for f in self.figures]:
             raise ValueError(
                 "holds figures of all parties that do not follow from each party's. Recompute them."
             )
@@ -260,7 +260,10 @@ def _refuse_other_figures(goal: str, target: ScoredTarget) -> None:
 def _refuse_value(what: str, goal: str, figure: ScoredFigure) -> None:
     given = DEFINED[figure.name]
     for value in (figure.value, figure.low):
-        if value is not None and not (value <= given.most and _on_step(figure.name, value)):
+        if value is None:
+            continue
+        on_step = value == multiple(figure.name, round(value / given.step))
+        if value > given.most or not on_step:
             raise ValueError(
                 f"has {value} for {what}, no multiple of {given.step} up to {given.most}. Correct it."
             )
@@ -274,14 +277,6 @@ def _refuse_value(what: str, goal: str, figure: ScoredFigure) -> None:
         raise ValueError(f"counts fewer than {LEAST_RECORDS} records for {what}. Give figures of more.")
 
 
-def _on_step(name: str, value: float) -> bool:
-    return value == multiple(name, round(value / DEFINED[name].step))
-
-
 def _written(figure: Figure) -> dict[str, Any]:
     """Return a figure as a statement holds it."""
     return {"name": figure.name, "value": figure.value, "low": figure.low, "n": figure.n}
-
-
-def _whole(figure: ScoredFigure) -> dict[str, Any]:
-    return figure.model_dump(mode="json")

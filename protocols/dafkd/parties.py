@@ -269,7 +269,13 @@ class DaFKDServer:
             logits, score = _judge(self._net, self._D, x)
             predicted.append(logits if of_scores else (logits / self._config.temperature).softmax(1))
             scores.append(score if upload.d is not None else None)
-        mixed = ensemble(self._weights(scores, len(x)).to(x.device), torch.stack(predicted))
+        available = [score for score in scores if score is not None]
+        if self._config.weights == "uniform" or not available:
+            weights = torch.full((len(scores), len(x)), 1 / len(scores))
+        else:  # a client without a discriminator is weighed as the mean of the others
+            mean = torch.stack(available).mean(0)
+            weights = importance(torch.stack([mean if score is None else score for score in scores]))
+        mixed = ensemble(weights.to(x.device), torch.stack(predicted))
         return (mixed / self._config.temperature).softmax(1) if of_scores else mixed
 
     def target_of_answers(self, answers: Sequence[tuple[Tensor | None, Tensor]]) -> Tensor:
@@ -296,14 +302,6 @@ class DaFKDServer:
         fit = Fit(lr=cfg.distill_lr, optimizer=rule, objective="kl", temperature=cfg.temperature)
         (fitted,) = self._trainer.fit([job], fit)
         return moved(fitted.parameters, "cpu"), float(fitted.losses.mean())
-
-    def _weights(self, scores: Sequence[Tensor | None], n: int) -> Tensor:
-        """Return α̂ (K, n); a client without a discriminator gets the mean of the others."""
-        available = [s for s in scores if s is not None]
-        if self._config.weights == "uniform" or not available:
-            return torch.full((len(scores), n), 1 / len(scores))
-        mean = torch.stack(available).mean(0)
-        return importance(torch.stack([mean if s is None else s for s in scores]))
 
 
 def _discriminator(

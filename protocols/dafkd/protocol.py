@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.errors import SpecError
 from fdaudit.federation.client_models import sample_clients
 from fdaudit.federation.local_training import joined
-from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting, arrived
 from fdaudit.federation.state import basis_of, copies_of, keep_basis, put, take
 from fdaudit.models.network import moved
 from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child
 from fdaudit.training.trainer import Parameters, parameters_of
-from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Delivery
 
+from .._uploads import announce_counts, count_seqs, reported_counts
 from .config import DaFKDConfig
 from .parties import ArrivedModels, DaFKDClient, DaFKDServer, DaFKDUpdate, initial_generator
 
@@ -242,10 +242,7 @@ class DaFKD:
             raise SpecError(
                 "protocol.params.gradient_penalty", config.gradient_penalty, problem, "Set it to 0."
             )
-        self._trainer, self._sizes = (
-            setting.trainers["server"],
-            {k: len(d) for k, d in setting.clients.items()},
-        )
+        self._trainer, self._data = setting.trainers["server"], dict(setting.clients)
         self._clients = {k: DaFKDClient(k, data, config, setting) for k, data in setting.clients.items()}
         self._server = DaFKDServer(config, setting)
         self.state: dict[str, Tensor] = {}
@@ -262,16 +259,21 @@ class DaFKD:
         """Run Algorithm 1."""
         for k, client in self._clients.items():
             client.restore(take(self.state, f"{k}/d/"))
+        K_t = max(round(self.config.fraction * len(self._clients)), 1)
         for t in range(start, self.config.rounds):
             self._wire.begin(t)
             if t == 0 and self.config.weighting == "samples":
-                self._announce_counts()
-            S = self._sample(t)  # K_t of the K clients
+                announce_counts(self.state, self._wire, self._data)
+            S = sample_clients(self._clients, K_t, child(self._seed, "dafkd", "sample", t))
             w_t = self._broadcast("model_parameters", S, "w")
             g_t = self._broadcast("generator_parameters", S, "g")
             updates = self._train(t, S, w_t, g_t)  # Eq. 9, then Eq. 3
             uploads, batches = self._upload(updates, g_t)
-            self._average_generators(uploads)  # Eq. 4
+            generators = {k: upload.g for k, upload in uploads.items() if upload.g is not None}
+            if generators:  # Eq. 4
+                put(self.state, "server/g/", self._average(generators))
+                seqs = [g.seq for g in generators.values()]
+                self._set_basis("g", [*seqs, *count_seqs(self.state, generators)])
             loss = self._aggregate(t, uploads)  # ŵ_{t+1}, then Eq. 7 and 8
             if t == self.config.rounds - 1:
                 self._broadcast("model_parameters", [*self._clients, "world"], "w")
@@ -285,21 +287,11 @@ class DaFKD:
 
     # -- the server -----------------------------------------------------------------------------------------
 
-    def _sample(self, t: int) -> list[str]:
-        m = max(round(self.config.fraction * len(self._clients)), 1)
-        return sample_clients(self._clients, m, child(self._seed, "dafkd", "sample", t))
-
     def _broadcast(self, kind: str, receivers: Sequence[str], model: str) -> Delivery:
         inputs = list(map(int, self.state[f"server/basis/{model}"]))
         tensors = take(self.state, f"server/{model}/")
-        return self._arrived(self._wire.send("server", receivers, kind, tensors, inputs=inputs), kind)
-
-    def _average_generators(self, uploads: Mapping[str, ArrivedModels]) -> None:
-        """Apply Eq. 4 to the generators that arrived; without any the generator stays the same."""
-        generators = {k: u.g for k, u in uploads.items() if u.g is not None}
-        if generators:
-            put(self.state, "server/g/", self._average(generators))
-            self._set_basis("g", [*(g.seq for g in generators.values()), *self._count_seqs(generators)])
+        message = self._wire.send("server", receivers, kind, tensors, inputs=inputs)
+        return arrived(message, f"dafkd: the server's {kind}")
 
     def _aggregate(self, t: int, uploads: Mapping[str, ArrivedModels]) -> float:
         """Compute ŵ_{t+1} and distil it; without uploads the classifier stays the same. Return the mean KL."""
@@ -309,7 +301,7 @@ class DaFKD:
         basis = [u.w.seq for u in uploads.values()]
         if self.config.weights != "uniform":
             basis += [u.d.seq for u in uploads.values() if u.d is not None]
-        basis += [*self._count_seqs(uploads), *map(int, self.state["server/basis/g"])]
+        basis += [*count_seqs(self.state, uploads), *map(int, self.state["server/basis/g"])]
         x = self._server.draw(t, take(self.state, "server/g/"))
         target: Tensor | None
         if self.config.upload_discriminator:
@@ -327,7 +319,7 @@ class DaFKD:
         """Collect the clients' scores and predictions (Appendix B), None without answers. Add inputs to `basis`."""
         inputs = list(map(int, self.state["server/basis/g"]))
         message = self._wire.send("server", clients, "generated_samples", {"samples": x}, inputs=inputs)
-        request = self._arrived(message, "generated_samples")
+        request = arrived(message, "dafkd: the server's generated_samples")
         answers = []
         for k in clients:
             scores, weighted = self._clients[k].answer(request["samples"])
@@ -340,11 +332,8 @@ class DaFKD:
         return self._server.target_of_answers(answers) if answers else None
 
     def _average(self, models: Mapping[str, Mapping[str, Tensor]]) -> Parameters:
-        """Return the mean of models by client, equally weighted or by the reported numbers of records.
-
-        A count with a defence's noise may be zero or negative; it then counts as one record.
-        """
-        n = [max(int(self.state.get(f"server/n/{k}", torch.tensor(1))), 1) for k in models]
+        """Return the mean of models by client, equally weighted or by the reported numbers of records."""
+        n = reported_counts(self.state, models)
         average = {}
         for name in next(iter(models.values())):
             parts = [m / sum(n) * w[name].cpu() for m, w in zip(n, models.values(), strict=True)]
@@ -354,17 +343,7 @@ class DaFKD:
     def _set_basis(self, model: str, seqs: Sequence[int]) -> None:
         self.state[f"server/basis/{model}"] = torch.tensor(sorted(set(seqs)), dtype=torch.int64)
 
-    def _count_seqs(self, senders: Mapping[str, Any]) -> list[int]:
-        return [int(self.state[f"server/n_seq/{k}"]) for k in senders if f"server/n_seq/{k}" in self.state]
-
     # -- the clients ----------------------------------------------------------------------------------------
-
-    def _announce_counts(self) -> None:
-        for k, size in self._sizes.items():
-            n_k = self._wire.send(k, ["server"], "sample_count", {"n": torch.tensor(size)}, inputs=[DATA])
-            if n_k is not None:
-                self.state[f"server/n/{k}"] = n_k["n"].cpu()
-                self.state[f"server/n_seq/{k}"] = torch.tensor(n_k.seq)
 
     def _train(self, t: int, selected: Sequence[str], w_t: Delivery, g_t: Delivery) -> dict[str, DaFKDUpdate]:
         """Run the selected clients' local work; on a CPU in as many threads as allowed."""
@@ -400,10 +379,3 @@ class DaFKD:
             if w is not None:  # otherwise the client went silent: the round goes on without it
                 uploads[k] = ArrivedModels(w, d, g)
         return uploads, batches
-
-    @staticmethod
-    def _arrived(sent: Delivery | None, kind: str) -> Delivery:
-        """Return a delivered message of the server's; the wire refuses to withhold its kind."""
-        if sent is None:
-            raise ProtocolError(f"dafkd: the server's {kind} did not arrive. Only clients may go silent.")
-        return sent

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fdaudit.data.partition import class_counts
-from fdaudit.errors import ProtocolError
-from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting, arrived
 from fdaudit.federation.state import copies_of, put, take
 from fdaudit.registry import ProtocolCard
 from fdaudit.training.trainer import Parameters
@@ -19,7 +18,7 @@ from fdaudit.transcript.wire import Delivery
 
 from .._uploads import ModelUploads
 from ..feddf import weighted_mean
-from ..fedgen.generator import class_shares
+from ..fedgen.generator import class_shares, reported_classes
 from .config import FedFTGConfig
 from .server import FedFTGServer
 
@@ -105,7 +104,12 @@ class FedFTG(ModelUploads):
         for t in range(start, self.config.rounds):
             self._wire.begin(t)
             if t == 0:
-                self._announce_counts()
+                for k, data in self._clients.items():
+                    counts = {"counts": class_counts(data.y.cpu(), self._classes)}
+                    message = self._wire.send(k, ["server"], "class_counts", counts, inputs=[DATA])
+                    if message is not None:
+                        self.state[f"server/counts/{k}"] = message["counts"].cpu().round().long()
+                        self.state[f"server/counts_seq/{k}"] = torch.tensor(message.seq)
             w_t = self._send_model(self._sample(t))
             uploads, batches, losses, models = self._client_updates(t, w_t)
             if uploads:
@@ -123,13 +127,12 @@ class FedFTG(ModelUploads):
     def _send_model(self, receivers: Sequence[str]) -> dict[str, Delivery]:
         inputs = list(map(int, self.state["server/basis"]))
         message = self._wire.send("server", receivers, "model_parameters", self.released(), inputs=inputs)
-        if message is None:
-            raise ProtocolError("fedftg: the server's model did not arrive. Only clients may go silent.")
-        return {k: message.of(k) for k in receivers if k in self._clients}
+        model = arrived(message, "fedftg: the server's model")
+        return {k: model.of(k) for k in receivers if k in self._clients}
 
     def _fuse(self, t: int, uploads: Mapping[str, Delivery]) -> dict[str, float]:
         """Average the uploads by numbers of records, fine-tune the average, and return the mean loss of that."""
-        counts = self._counts(uploads)
+        counts = reported_classes(self.state, uploads, self._classes)
         models = list(uploads.values())
         average = weighted_mean(models, [max(int(row.sum()), 1) for row in counts])
         losses: dict[str, float] = {}
@@ -149,21 +152,3 @@ class FedFTG(ModelUploads):
         basis = {*before, *count_seqs, *(int(u.seq) for u in models)}
         self.state["server/basis"] = torch.tensor(sorted(basis), dtype=torch.int64)
         return losses
-
-    def _counts(self, clients: Mapping[str, Delivery]) -> Tensor:
-        """Return the class counts (K, C). A client whose counts did not arrive gets the mean of the others."""
-        counts = {k: self.state[f"server/counts/{k}"] for k in clients if f"server/counts/{k}" in self.state}
-        if not counts:
-            return torch.ones(len(clients), self._classes, dtype=torch.int64)
-        mean = torch.stack(list(counts.values())).double().mean(0).round().long()
-        return torch.stack([counts.get(k, mean) for k in clients]).clamp_min(0)
-
-    # -- the clients ----------------------------------------------------------------------------------------
-
-    def _announce_counts(self) -> None:
-        for k, data in self._clients.items():
-            counts = class_counts(data.y.cpu(), self._classes)
-            message = self._wire.send(k, ["server"], "class_counts", {"counts": counts}, inputs=[DATA])
-            if message is not None:
-                self.state[f"server/counts/{k}"] = message["counts"].cpu().round().long()
-                self.state[f"server/counts_seq/{k}"] = torch.tensor(message.seq)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,6 +19,7 @@ __all__ = [
     "initial_generator",
     "likeness",
     "noise_and_classes",
+    "reported_classes",
 ]
 
 
@@ -63,6 +66,15 @@ def noise_and_classes(
     """Return noise (n, latent), and classes (n,) in proportion to `classes` (C,), of `generated` features."""
     y = torch.multinomial(classes, config.generated, replacement=True, generator=drawn)
     return torch.randn(len(y), config.latent, generator=drawn).to(device), y.to(device)
+
+
+def reported_classes(state: Mapping[str, Tensor], clients: Collection[str], classes: int) -> Tensor:
+    """Return the class counts (K, C) that clients reported; one whose counts did not arrive gets the others' mean."""
+    counts = {k: state[f"server/counts/{k}"] for k in clients if f"server/counts/{k}" in state}
+    if not counts:
+        return torch.ones(len(clients), classes, dtype=torch.int64)
+    mean = torch.stack(list(counts.values())).double().mean(0).round().long()
+    return torch.stack([counts.get(k, mean) for k in clients]).clamp_min(0)
 
 
 def class_shares(counts: Tensor) -> Tensor:

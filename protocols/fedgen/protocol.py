@@ -38,7 +38,14 @@ from fdaudit.federation.kit import (
 
 from .client import FedGenClient
 from .config import FedGENConfig
-from .generator import class_shares, ensemble_loss, initial_generator, likeness, noise_and_classes
+from .generator import (
+    class_shares,
+    ensemble_loss,
+    initial_generator,
+    likeness,
+    noise_and_classes,
+    reported_classes,
+)
 
 __all__ = ["FedGEN"]
 
@@ -199,7 +206,8 @@ class FedGEN(SimpleProtocol):
         """Run a round: broadcast θ and w, local training (Eq. 5), the average, the generator's training (Eq. 4)."""
         if t == 0:
             self._announce_counts()
-        S = self._sample(t)
+        m = max(round(self.config.fraction * len(self.clients)), 1)
+        S = sample_clients(self.clients, m, child(self.setting.seed, "fedgen", "sample", t))
         theta = self._send(S, "model_parameters", self._shared(self.model))
         basis = tuple(map(int, self.state["server/generator-basis"]))
         w = take(self.state, "server/generator/w/")
@@ -210,7 +218,7 @@ class FedGEN(SimpleProtocol):
             messages[k] = self.send(k, ["server"], "model_parameters", update)
         arrived = {k: upload for k, upload in messages.items() if upload is not None}
         if arrived:
-            counts = self._counts(arrived)
+            counts = reported_classes(self.state, arrived, self.setting.classes)
             self.model = self._average(arrived, counts)
             self._teach(t, arrived, counts)
         if t == self.last and self._whole:
@@ -222,10 +230,6 @@ class FedGEN(SimpleProtocol):
 
     # -- the server -----------------------------------------------------------------------------------------
 
-    def _sample(self, t: int) -> list[str]:
-        m = max(round(self.config.fraction * len(self.clients)), 1)
-        return sample_clients(self.clients, m, child(self.setting.seed, "fedgen", "sample", t))
-
     def _send(self, receivers: Sequence[str], kind: str, tensors: Computed) -> Delivery:
         message = self.send("server", receivers, kind, tensors)
         if message is None:
@@ -234,14 +238,6 @@ class FedGEN(SimpleProtocol):
 
     def _shared(self, w: Computed) -> Computed:
         return Computed({n: w[n] for n in self._shared_names}, w.basis, w.batch)
-
-    def _counts(self, clients: Mapping[str, Delivery]) -> Tensor:
-        """Return the class counts (K, C). A client whose counts did not arrive gets the mean of the others."""
-        counts = {k: self.state[f"server/counts/{k}"] for k in clients if f"server/counts/{k}" in self.state}
-        if not counts:
-            return torch.ones(len(clients), self.setting.classes, dtype=torch.int64)
-        mean = torch.stack(list(counts.values())).double().mean(0).round().long()
-        return torch.stack([counts.get(k, mean) for k in clients]).clamp_min(0)
 
     def _told(self, clients: Mapping[str, Delivery]) -> tuple[int, ...]:
         """Return the messages in which these clients sent their class counts."""

@@ -315,7 +315,9 @@ class FedIOD:
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Run Algorithm 1."""
-        self._restore()
+        for client in self._clients.values():
+            client.restore(self.state)
+        self._server.restore(self.state)
         for r in range(start, self.config.rounds):
             self._wire.begin(r)
             outcome = self._stage_1() if r == 0 else self._stage_2(r)
@@ -370,7 +372,15 @@ class FedIOD:
             "server", list(self._clients), "generated_samples", {"samples": self._server.generate(t)}
         )
         behind = {k: client.made_from() for k, client in self._clients.items()}
-        answers = self._answers(t, x)
+        guards = {k: self._local.guard(k, {"steps": 1}, "discriminator") for k in self._clients}
+        answers = self._each(
+            self._clients, lambda k: self._clients[k].answer(t, x.of(k)["samples"], guards[k])
+        )
+        for k, guard in guards.items():
+            if guard is not None:  # the defence of D_k's step
+                inputs = joined(self._clients[k].D_basis, (x.of(k).seq,))
+                basis = self._local.release(k, guard, inputs=inputs, of="discriminator")
+                self._clients[k].D_basis = basis
         losses = {k: answer.loss for k, answer in answers.items()}
         if self.config.outputs == "votes":
             requests = self._hear_votes(t, x, answers)
@@ -396,19 +406,6 @@ class FedIOD:
                 logits[k] = z_k["values"]
         if logits:
             self._server.imitate(t, s, x["samples"], logits)
-
-    def _answers(self, t: int, x: Delivery) -> dict[str, Answer]:
-        """Return each client's answer to the samples; record the defence of D_k's step."""
-        guards = {k: self._local.guard(k, {"steps": 1}, "discriminator") for k in self._clients}
-        answers = self._each(
-            self._clients, lambda k: self._clients[k].answer(t, x.of(k)["samples"], guards[k])
-        )
-        for k, guard in guards.items():
-            if guard is not None:
-                inputs = joined(self._clients[k].D_basis, (x.of(k).seq,))
-                basis = self._local.release(k, guard, inputs=inputs, of="discriminator")
-                self._clients[k].D_basis = basis
-        return answers
 
     def _hear_logits(
         self, t: int, x: Delivery, answers: Mapping[str, Answer], batches: dict[int, Tensor]
@@ -455,7 +452,8 @@ class FedIOD:
         """Send clients the server's requests; return the gradients that came back."""
         draw: dict[str, Any] = {}
         if self.config.gradients_from == "one":
-            chosen, draw = self._drawn(self._wire.coins("asked", "server")), {DRAWN: len(self._clients)}
+            chosen = self._drawn(self._wire.coins("asked", "server"))
+            draw = {DRAWN: len(self._clients)}
             requests = {k: tensors for k, tensors in requests.items() if k == chosen}
         messages = {
             k: self._sent("server", [k], "logit_cotangents", tensors, draw).of(k)
@@ -506,8 +504,3 @@ class FedIOD:
         for client in self._clients.values():
             client.save(self.state)
         self._server.save(self.state)
-
-    def _restore(self) -> None:
-        for client in self._clients.values():
-            client.restore(self.state)
-        self._server.restore(self.state)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fdaudit.data import class_counts
-from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.errors import SpecError
 from fdaudit.federation.local_training import joined
-from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting, arrived
 from fdaudit.federation.public_answers import SAMPLES_KNOWN, ballot, count, targets
 from fdaudit.federation.state import basis_of, copies_of, keep_basis, put, take
 from fdaudit.registry import ProtocolCard
@@ -277,7 +277,12 @@ class FedKD:
             if t == 0:  # Local Training: train each local model θ^k with D^k
                 yield Round(index=t, losses=self._train_locally(), models=self._models())
             elif t == 1:  # Logits Ensemble: ẑ_i <- aggregate {z_i^k; S, γ}, Eq. 2
-                answers, z = self._vote() if self.config.ensemble == "votes" else self._average()
+                if self.config.ensemble == "votes":
+                    answers = self._cast()
+                    z = self._count(answers)
+                else:
+                    answers, counts = self._answer()
+                    z = self._aggregate(answers, counts)
                 self._receive(z)
                 batches = {z_k.seq: torch.arange(len(self._clients[k])) for k, z_k in answers.items()}
                 yield Round(index=t, models={"server": self.released()}, batches=batches)
@@ -285,23 +290,14 @@ class FedKD:
                 losses = self._distill(t)
                 models = {"server": self.released()}
                 if t == self.config.rounds - 1:
-                    self._publish()
+                    inputs = [int(seq) for seq in self.state.get("server/basis", ())]
+                    self._wire.send("server", ["world"], "model_parameters", self.released(), inputs=inputs)
                     models |= self._models()
                 yield Round(index=t, models=models, losses=losses)
 
     def released(self) -> Parameters:
         """Return the central model θ^s."""
         return take(self.state, "server/w/")
-
-    def _average(self) -> tuple[dict[str, Delivery], Delivery | None]:
-        """Return the clients' answers, and their ensemble if any client answered."""
-        logits, counts = self._answer()
-        return logits, self._aggregate(logits, counts)
-
-    def _vote(self) -> tuple[dict[str, Delivery], Delivery | None]:
-        """Return the clients' votes, and the aggregator's message if any client voted."""
-        ballots = self._cast()
-        return ballots, self._count(ballots)
 
     # -- the clients ----------------------------------------------------------------------------------------
 
@@ -330,7 +326,13 @@ class FedKD:
 
         A message that does not arrive is left out.
         """
-        counts = self._send_counts() if self.config.weights == "class-counts" else {}
+        counts = {}
+        if self.config.weights == "class-counts":
+            for k, data in self._clients.items():
+                N_k = class_counts(data.y.cpu(), self._classes)
+                message = self._wire.send(k, ["aggregator"], "class_counts", {"counts": N_k}, inputs=[DATA])
+                if message is not None:
+                    counts[k] = message
         z = self._trainers.predict(self._models(), self._public)
         z_max = self._agree_on_range(z) if self.config.ranged else None
         if self.config.ranged and z_max is None:
@@ -358,36 +360,24 @@ class FedKD:
                 ballots[k] = message
         return ballots
 
-    def _send_counts(self) -> dict[str, Delivery]:
-        counts = {}
-        for k, data in self._clients.items():
-            N_k = class_counts(data.y.cpu(), self._classes)
-            message = self._wire.send(k, ["aggregator"], "class_counts", {"counts": N_k}, inputs=[DATA])
-            if message is not None:
-                counts[k] = message
-        return counts
-
     def _agree_on_range(self, z: Mapping[str, Tensor]) -> Delivery | None:
         """Return z_max = max |z_i^ck| over samples, classes and clients; None if no client's range arrived."""
-        ranges = {}
+        ranges = []
         for k, z_k in z.items():
             tensors = {"max_abs": z_k.abs().max()}
             inputs = basis_of(self.state, k)
             message = self._wire.send(k, ["aggregator"], "logit_range", tensors, inputs=inputs)
             if message is not None:
-                ranges[k] = message
-        return self._largest(ranges) if ranges else None
+                ranges.append(message)
+        if not ranges:
+            return None
+        z_max = torch.stack([message["max_abs"] for message in ranges]).max()
+        behind = [message.seq for message in ranges]
+        receivers = list(self._clients)
+        largest = self._wire.send("aggregator", receivers, "logit_range", {"max_abs": z_max}, inputs=behind)
+        return arrived(largest, "fedkd: the aggregator's z_max")
 
     # -- the aggregator -------------------------------------------------------------------------------------
-
-    def _largest(self, ranges: Mapping[str, Delivery]) -> Delivery:
-        z_max = torch.stack([message["max_abs"] for message in ranges.values()]).max()
-        inputs = [message.seq for message in ranges.values()]
-        receivers = list(self._clients)
-        largest = self._wire.send("aggregator", receivers, "logit_range", {"max_abs": z_max}, inputs=inputs)
-        if largest is None:
-            raise ProtocolError("fedkd: the aggregator's z_max did not arrive. Only clients may go silent.")
-        return largest
 
     def _aggregate(self, logits: Mapping[str, Delivery], counts: Mapping[str, Delivery]) -> Delivery | None:
         """Compute Eq. 2 over the clients that answered; with Eq. 1's weights if all sent counts, else equal weights."""
@@ -466,8 +456,3 @@ class FedKD:
         put(self.state, "server/w/", fitted.parameters)
         put(self.state, "server/m/", fitted.moments)
         return {"server": float(fitted.losses.mean())}
-
-    def _publish(self) -> None:
-        basis = self.state.get("server/basis", torch.zeros(0, dtype=torch.int64))
-        inputs = list(map(int, basis))
-        self._wire.send("server", ["world"], "model_parameters", self.released(), inputs=inputs)

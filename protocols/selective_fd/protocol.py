@@ -305,7 +305,9 @@ class SelectiveFD:
         for t in range(start, cfg.rounds):  # for t in 1, ..., T
             self._wire.begin(t)
             if t == 0:  # client-side selectors and local models
-                self._prepare()
+                if cfg.selector == "density-ratio":
+                    self._fit_selectors()
+                self._train("warm-up", 0, cfg.warm_up_steps)
             if cfg.order == "local-first":
                 losses = self._local_steps(t)  # local training, where the authors' code has it
             ensemble = self._ensemble_predictions(t)  # GenerateEnsemblePredictions()
@@ -318,15 +320,14 @@ class SelectiveFD:
         """Return None: nothing is released, and every client keeps its model."""
         return None
 
-    def _prepare(self) -> None:
-        represent, public = self._represent, self._public
-        if self.config.selector == "density-ratio":
-            points = represent(public)
-            unit = self._bounded and self.config.space == "input"
-            box = BoundingBox.unit(points.shape[1]) if unit else BoundingBox.around(points)
-            for client in self._clients.values():
-                client.prepare(represent, box)
-        self._train("warm-up", 0, self.config.warm_up_steps)
+    def _fit_selectors(self) -> None:
+        points = self._represent(self._public)
+        if self._bounded and self.config.space == "input":
+            box = BoundingBox.unit(points.shape[1])
+        else:
+            box = BoundingBox.around(points)
+        for client in self._clients.values():
+            client.prepare(self._represent, box)
 
     def _ensemble_predictions(self, t: int) -> Delivery:
         """Run GenerateEnsemblePredictions()."""

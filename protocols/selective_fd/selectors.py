@@ -140,6 +140,7 @@ def fit_density(
         seed: of the run.
         party: the selector's owner, for the names of its draws.
     """
+    beta = settings.uniform**-0.5 if settings.beta is None else settings.beta
     fitted = []
     for c in data.y.unique().tolist():
         members = (data.y == c).nonzero().squeeze(1)
@@ -150,18 +151,14 @@ def fit_density(
         n_known = known_records(len(points), validation=settings.validation, most=settings.known)
         fit_points, validation = points[:n_known], points[n_known:]
         uniform = box.uniform(settings.uniform, child(seed, "selective-fd", "uniform", party, c))
-        estimator = _estimator(settings, points, child_seed(seed, "selective-fd", "landmarks", party, c))
+        sigma = default_bandwidth(points) if settings.bandwidth is None else settings.bandwidth
+        estimator: KuLSIF | NystromKuLSIF = KuLSIF(sigma, beta)
+        if settings.landmarks is not None:
+            landmark_seed = child_seed(seed, "selective-fd", "landmarks", party, c)
+            estimator = NystromKuLSIF(sigma, beta, landmarks=settings.landmarks, seed=landmark_seed)
         ratio = estimator.fit(fit_points, uniform.to(fit_points))
         fitted.append(ClassDensity(ratio, threshold(ratio.ratio(validation), settings.tau_client)))
     return DensitySelector(tuple(fitted))
-
-
-def _estimator(settings: Selection, points: Tensor, seed: int) -> KuLSIF | NystromKuLSIF:
-    beta = settings.uniform**-0.5 if settings.beta is None else settings.beta
-    sigma = default_bandwidth(points) if settings.bandwidth is None else settings.bandwidth
-    if settings.landmarks is None:
-        return KuLSIF(sigma, beta)
-    return NystromKuLSIF(sigma, beta, landmarks=settings.landmarks, seed=seed)
 
 
 # -- selectors by a model's outputs -----------------------------------------------------------------------------

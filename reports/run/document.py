@@ -16,9 +16,7 @@ from fdaudit.config import Config
 from fdaudit.result import Level, Result
 from fdaudit.storage.files import indented
 
-from ..judgement.inheritance import Standing
 from ..judgement.judgement import findings_of, standings_of
-from ..judgement.verdict import Finding
 from .annex import annex
 from .front import Front
 from .matrix import MatrixLine, attack_matrix
@@ -169,12 +167,19 @@ def document(
         provenance: the day of the result, and the signer of a page that is passed on.
     """
     findings, summary = findings_of(result), summarise(result)
+    standings, parts = [], []
+    for standing in standings_of(result, findings):
+        cell = None if standing.finding is None else standing.finding.cell.id
+        standings.append(_part(StandingPart, standing, cell=cell))
+    for finding in findings:
+        worst = None if finding.worst is None else finding.worst.target
+        parts.append(_part(FindingPart, finding, cell=finding.cell.id, worst_target=worst))
     return ReportDocument.model_construct(
         schema_name=SCHEMA,
         verdict=_verdict(summary, result),
         front=_front(summary.front),
-        adversaries=tuple(map(_standing, standings_of(result, findings))),
-        findings=tuple(map(_finding, findings)),
+        adversaries=tuple(standings),
+        findings=tuple(parts),
         matrix=tuple(map(_line, attack_matrix(findings))),
         annex=tuple(_part(AnnexPart, item, document=item.document.name) for item in annex(result)),
         timings=dict(timings),
@@ -223,16 +228,6 @@ def _verdict(summary: Summary, result: Result) -> Verdict:
         reasons.append(_part(Said, reason, cell=cell))
     actions = tuple(Said(text=action.do, because=action.why) for action in summary.actions)
     return _part(Verdict, summary, reasons=tuple(reasons), actions=actions)
-
-
-def _standing(standing: Standing) -> StandingPart:
-    cell = None if standing.finding is None else standing.finding.cell.id
-    return _part(StandingPart, standing, cell=cell)
-
-
-def _finding(finding: Finding) -> FindingPart:
-    worst = None if finding.worst is None else finding.worst.target
-    return _part(FindingPart, finding, cell=finding.cell.id, worst_target=worst)
 
 
 def _line(line: MatrixLine) -> MatrixPart:

@@ -8,7 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -77,8 +77,11 @@ def twin_summary(result: Result) -> TwinSummary | None:
     twin = result.twin
     if twin is None:
         return None
+    sentences = [_cost(twin, public=not result.auditor_only)]
+    if result.auditor_only:
+        sentences = [_gained(twin.gains), *sentences, _detected(twin.noticed)]
     return TwinSummary(
-        headline=" ".join(_headline(twin, public=not result.auditor_only)),
+        headline=" ".join(sentences),
         rows=tuple(map(_row, twin.gains)),
         front=tuple(map(_row, _front(twin.gains))),
         alarms=tuple(map(alarm_words, twin.noticed)),
@@ -107,14 +110,6 @@ def _rates(noticed: Noticed) -> str:
         f"{noticed.caught} of {noticed.of_crafted} crafted messages, with false alarms on {noticed.alarms} of "
         f"{noticed.of_honest} honest ones"
     )
-
-
-def _headline(twin: Twin, *, public: bool) -> Iterator[str]:
-    if not public:
-        yield _gained(twin.gains)
-    yield _cost(twin, public=public)
-    if not public:
-        yield _detected(twin.noticed)
 
 
 def _gained(gains: Sequence[Gain]) -> str:
@@ -159,15 +154,11 @@ def _detected(noticed: Sequence[Noticed]) -> str:
         if noticed:
             why = clip(noticed[0].reason, 120)
         return f"Whether receivers could have noticed is not known: {why}."
-    best = max(rated, key=_telling)
+    # The one that notices the largest share of crafted messages, less its share of honest ones.
+    best = max(rated, key=lambda one: one.caught / one.of_crafted - one.alarms / one.of_honest)
     if not best.caught:
         return f"Of {plural(len(rated), 'detector')} none notices a crafted message."
     return f"Receivers could have noticed: `{clip(best.detector, 40)}` notices {_rates(best)}."
-
-
-def _telling(noticed: Noticed) -> float:
-    """Return the share of crafted messages that a detector notices, less that of honest ones."""
-    return noticed.caught / noticed.of_crafted - noticed.alarms / noticed.of_honest
 
 
 def _front(gains: Sequence[Gain]) -> list[Gain]:
