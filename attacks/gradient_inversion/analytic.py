@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fdaudit.config import Config
-from fdaudit.errors import UsageError
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.goals.row_reconstruction import RowReconstruction
 from fdaudit.models.normalization import Normalization, first_linear, normalization_of
 from fdaudit.registry import AttackCard
 from fdaudit.transcript.messages import DEVIATION, SUM
-from fdaudit.types import Applicability, AttackTask
+from fdaudit.types import AttackTask
 
 from .._reading import reads_forms
+from .._uploads import with_payload
 from .labels import recover_labels
+from .matches import adversary_probes
 from .training_mode import network
-from .uploads import Upload, adversary_probes, applies, find_upload, read_upload, sample_count
+from .upload_attack import UploadAttack
+from .uploads import Upload, find_upload, read_upload, sample_count
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -53,7 +55,7 @@ class AnalyticConfig(Config):
 
 
 @reads_forms
-class AnalyticRecovery:
+class AnalyticRecovery(UploadAttack[Upload]):
     """Reads inputs off the gradient of a fully connected first layer: dL/dW_i = dL/db_i · x, neuron by neuron.
 
     It is exact for one image if one neuron is active. In a batch, a neuron that only one image activates shows that
@@ -82,20 +84,22 @@ class AnalyticRecovery:
     def __init__(self, config: AnalyticConfig) -> None:
         self.config = config
 
-    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check for a network that starts with a linear layer with a bias, and a victim's upload in view."""
-        module = network(knowledge)
-        if isinstance(module, str):
-            return Applicability(False, module)
-        if (
-            knowledge.architecture is not None
-            and first_linear(module, knowledge.architecture.input_shape) is None
-        ):
-            return Applicability(
-                False, "the network's first layer is not fully connected with a bias that trains"
-            )
-        uploads, reasons = self._uploads(view, task)
-        return applies(uploads, reasons)
+    def network(self, knowledge: Knowledge) -> nn.Module | str:
+        """Return the network, as it trains at a client."""
+        return network(knowledge)
+
+    def lacking(self, module: nn.Module, knowledge: Knowledge) -> str:
+        """Return a reason if the network does not start with a linear layer with a bias."""
+        if knowledge.architecture is None or not first_linear(module, knowledge.architecture.input_shape):
+            return "the network's first layer is not fully connected with a bias that trains"
+        return ""
+
+    def read(self, view: View, knowledge: Knowledge, target: str) -> Upload | str:
+        """Return a victim's upload, of any rate; of a deviating server that of the crafted round."""
+        upload = self._crafted_or_first(view, target)
+        if isinstance(upload, Upload) and upload.update is not None and upload.training.weight_decay:
+            return "weight decay over several steps blurs dW / db"
+        return upload
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
@@ -104,83 +108,56 @@ class AnalyticRecovery:
 
         There are fewer if fewer neurons are active. A victim of whose upload no neuron is active has no guess.
         """
-        module = network(knowledge)
-        if isinstance(module, str) or knowledge.architecture is None:
-            raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
-        shape = knowledge.architecture.input_shape
-        layer = first_linear(module, shape)
-        if layer is None:
-            raise UsageError("module", None, "has no fully connected first layer", "Ask `applicable` first.")
+        module = self.checked_network(knowledge)
         # Labels are read off a softmax layer only.
         probes = adversary_probes(knowledge, generator) if knowledge.task.labels.one_class else None
-        bounded = knowledge.task.inputs.bounded
-        guesses = []
-        for upload in self._uploads(view, task)[0]:
-            guess = self._one(upload, module, layer, probes, shape, bounded)
-            if len(guess.images if isinstance(guess, Reconstruction) else guess.rows):
-                guesses.append(guess)
+        guesses = list[Reconstruction | RowReconstruction]()
+        for u in self.readings(view, knowledge, task)[0].values():
+            inputs = self._inputs(u, module, knowledge)
+            if not len(inputs):
+                continue
+            # A candidate has no label of its own; only for one image is it known which label is whose.
+            labels = None
+            if u.training.images == 1 and probes is not None:
+                labels = recover_labels(u.gradient, module, u.start, 1, probes)
+            about: dict[str, Any] = {
+                "target": u.target,
+                "messages": u.messages,
+                "labels": labels,
+                "note": u.note,
+            }
+            if knowledge.task.inputs.bounded:
+                guesses.append(Reconstruction(images=inputs.clamp(0, 1), **about))
+            else:
+                guesses.append(RowReconstruction(rows=inputs, **about))
         return tuple(guesses)
 
-    def _one(
-        self,
-        u: Upload,
-        module: nn.Module,
-        layer: str,
-        probes: Tensor | None,
-        shape: tuple[int, ...],
-        bounded: bool,
-    ) -> Reconstruction | RowReconstruction:
-        n = u.training.images
+    def _inputs(self, u: Upload, module: nn.Module, knowledge: Knowledge) -> Tensor:
+        """Return the records (m, *shape) behind an upload of n, on the CPU: m is at most n."""
+        assert knowledge.architecture is not None  # noqa: S101 - `lacking` names it
+        shape, normalization = knowledge.architecture.input_shape, normalization_of(module)
+        layer = first_linear(module, shape)
         dW, db = u.gradient[f"{layer}.weight"], u.gradient[f"{layer}.bias"]
-        one, normalization = n == 1, normalization_of(module)
         if imprinted(u.start[f"{layer}.weight"]):
             dW, db = between(dW, db, u.start[f"{layer}.bias"])
-        if one:
-            inputs = _images(recover_image(dW, db)[None], shape, normalization)
-        else:
-            found = candidates(dW, db, self.config.tolerance, shape, normalization, bounded=bounded)
-            inputs = found.inputs[:n].view(-1, *shape)
-        # A candidate has no label of its own; only for one image is it known which label is whose.
-        labels = (
-            recover_labels(u.gradient, module, u.start, n, probes) if one and probes is not None else None
-        )
-        messages, inputs = u.messages, inputs.cpu()
-        if not bounded:
-            return RowReconstruction(
-                target=u.target, messages=messages, rows=inputs, labels=labels, note=u.note
-            )
-        return Reconstruction(
-            target=u.target, messages=messages, images=inputs.clamp(0, 1), labels=labels, note=u.note
-        )
+        if u.training.images == 1:
+            return _images(recover_image(dW, db)[None], shape, normalization).cpu()
+        bounded = knowledge.task.inputs.bounded
+        inputs = candidates(dW, db, self.config.tolerance, shape, normalization, bounded=bounded).inputs
+        return inputs[: u.training.images].view(-1, *shape).cpu()
 
-    def _uploads(self, view: View, task: AttackTask) -> tuple[list[Upload], dict[str, str]]:
-        # A ratio of gradients has no rate.
-        uploads, reasons = [], dict[str, str]()
-        for target in task.targets:
-            found = self._upload(view, target)
-            if isinstance(found, Upload):
-                uploads.append(found)
-            else:
-                reasons[target] = found
-        decayed = [u for u in uploads if u.update is not None and u.training.weight_decay]
-        reasons |= {u.target: "weight decay over several steps blurs dW / db" for u in decayed}
-        return [u for u in uploads if u not in decayed], reasons
-
-    def _upload(self, view: View, target: str) -> Upload | str:
-        """Return a client's upload, or why there is none to read; of a deviating server that of the crafted round.
+    def _crafted_or_first(self, view: View, target: str) -> Upload | str:
+        """Return the upload of the round that a deviating server crafted a model for, or else of the first round.
 
         Where a model was crafted for this client alone, a sum of updates stands for its upload: the first layers of the
-        others were silent.
+        others were silent. No rate is needed: a ratio of gradients has none.
         """
         most = self.config.max_images
-        crafted = [
-            m
-            for m in view.messages
-            if DEVIATION in m.fields and m.sender in view.members and target in m.receivers
-        ]
+        by_members = [m for m in view.messages if DEVIATION in m.fields and m.sender in view.members]
+        crafted = [m for m in by_members if target in m.receivers]
         alone = [m for m in crafted if m.receivers == (target,)]
         for own in alone:
-            sums = [m for m in view.select(round=own.round) if m.fields.get(SUM) and m.payload is not None]
+            sums = [m for m in with_payload(view.select(round=own.round)) if m.fields.get(SUM)]
             if sums:
                 count = sample_count(view, target)
                 return read_upload(view, sums[0], own, target, count, most, any_rate=True)
@@ -238,7 +215,9 @@ def recover_image(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
 def _images(inputs: Tensor, shape: tuple[int, ...], normalization: Normalization | None) -> Tensor:
     """Return a first layer's inputs (m, d) as the records (m, *shape) behind them."""
     images = inputs.view(-1, *shape)
-    return images if normalization is None else normalization.undone(images)
+    if normalization is None:
+        return images
+    return normalization.undone(images)
 
 
 def candidates(
@@ -273,16 +252,18 @@ def candidates(
         rows = _images(rows, shape, normalization).flatten(1)
     near = torch.cdist(rows.double(), rows.double()) <= tolerance * rows.shape[1] ** 0.5
     outside = ((rows.clamp(0, 1) - rows).abs().amax(1) > tolerance) & bounded
+    # Neurons that agree with most others come first: each takes those that agree with it out of the queue.
+    queue = sorted(range(len(rows)), key=lambda i: (-int(near[i].sum()), bool(outside[i]), i))
     free = torch.ones(len(rows), dtype=torch.bool)
-    chosen, support = [], []
-    for i in sorted(range(len(rows)), key=lambda i: (-int(near[i].sum()), bool(outside[i]), i)):
+    chosen = []
+    for i in queue:
         if free[i]:
             alike = near[i] & free
+            rank = (int(alike.sum()), not bool(outside[i]), float(strength[i]))
             # The most active of those that agree has the smallest rounding error.
-            chosen.append(rows[alike][0])
-            support.append((int(alike.sum()), not bool(outside[i]), float(strength[i])))
+            chosen.append((rank, rows[alike][0]))
             free &= ~near[i]
-    best = sorted(range(len(chosen)), key=lambda i: support[i], reverse=True)
-    return Candidates(
-        inputs=torch.stack([chosen[i] for i in best]), support=torch.tensor([support[i][0] for i in best])
-    )
+    chosen.sort(key=lambda candidate: candidate[0], reverse=True)
+    inputs = torch.stack([row for _, row in chosen])
+    support = torch.tensor([rank[0] for rank, _ in chosen])
+    return Candidates(inputs=inputs, support=support)

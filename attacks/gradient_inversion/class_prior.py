@@ -40,7 +40,8 @@ class ClassPrior:
         """Return the prior of auxiliary records (x, y); images (n, c, h, w), labels (n,)."""
         x, y = auxiliary
         means = class_means(auxiliary, classes)
-        residuals = (x - means[y]).flatten(1)[:: -(-len(x) // _RECORDS)].double().cpu()
+        step = -(-len(x) // _RECORDS)
+        residuals = (x - means[y]).flatten(1)[::step].double().cpu()
         n, d = residuals.shape
         _, singular, directions = torch.linalg.svd(residuals, full_matrices=False)
         sampled = singular.square() / n
@@ -70,13 +71,16 @@ class ClassPrior:
         means = self.means.to(images)[labels]
         if share == 1 or not self._mean_variance:
             return (1 - share) * images.nan_to_num(0.5).clamp(0, 1) + share * means
+        # Wiener's filter keeps v / (v + noise) of a residual along a direction of variance v. All directions keep the
+        # share of `rest` first, and the principal ones the difference to their own.
         noise = self._mean_variance * share / (1 - share)
         factors = self.variances / (self.variances + noise)
         least = self.rest / (self.rest + noise)
         residuals = (images.nan_to_num(0.5).clamp(0, 1) - means).flatten(-3)
         directions = self.directions.to(residuals)
         along = (residuals @ directions.T) * (factors - least).to(residuals)
-        return (means + (least * residuals + along @ directions).view_as(means)).clamp(0, 1)
+        filtered = least * residuals + along @ directions
+        return (means + filtered.view_as(means)).clamp(0, 1)
 
 
 def _identity_share(residuals: Tensor, variances: Tensor, mean: float) -> float:
@@ -91,4 +95,6 @@ def _identity_share(residuals: Tensor, variances: Tensor, mean: float) -> float:
     square = float(variances.square().sum())
     distance = square / d - mean**2
     error = (float(residuals.square().sum(1).square().mean()) - square) / (n * d)
-    return min(1.0, error / distance) if distance > 0 else 1.0
+    if distance <= 0:
+        return 1.0
+    return min(1.0, error / distance)

@@ -15,6 +15,7 @@ from fdaudit.registry import AttackCard
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
+from .._uploads import with_payload
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -78,26 +79,35 @@ class PixelComparison:
         if knowledge.auxiliary is None:
             raise ValueError("pixel-comparison: no auxiliary records. Ask `applicable` first.")
         typical = knowledge.auxiliary[0].flatten(1)
-        steps = {target: steps_of(view, target) for target in task.targets}
-        return tuple(self._guess(view, target, own, typical) for target, own in steps.items() if own)
+        guesses = []
+        for target in task.targets:
+            steps = steps_of(view, target)
+            if steps:
+                guesses.append(self._guess(view, target, steps, typical))
+        return tuple(guesses)
 
     def _guess(
         self, view: View, target: str, steps: Sequence[tuple[Message, Message, Message]], typical: Tensor
     ) -> Reconstruction:
         masks = view.tensors(steps[-1][0])["values"].ndim == 3
-        last = steps[-self.config.steps :] if masks else steps[-1:]
-        labels = torch.cat([view.tensors(message)["values"] for message, _, _ in last])
-        images = torch.cat([view.tensors(message)["samples"] for _, message, _ in last])
-        gradients = torch.cat([view.tensors(message)["values"] for _, _, message in last])
-        same = torch.unique(labels.view(len(labels), -1), dim=0, return_inverse=True)[1]
-        of = same if masks else torch.arange(len(labels))
+        steps = steps[-self.config.steps :] if masks else steps[-1:]
+        labels = torch.cat([view.tensors(message)["values"] for message, _, _ in steps])
+        images = torch.cat([view.tensors(message)["samples"] for _, message, _ in steps])
+        gradients = torch.cat([view.tensors(message)["values"] for _, _, message in steps])
+        record = torch.arange(len(labels))
+        if masks:  # equal masks are of one record
+            record = torch.unique(labels.flatten(1), dim=0, return_inverse=True)[1]
+        # The loss is |image - record|, so its gradient is negative where the record is brighter.
         x, brighter = images.flatten(1), gradients.flatten(1) < 0
-        pixels = [between(x[of == k], brighter[of == k], typical) for k in range(int(of.max()) + 1)]
+        pixels = []
+        for number in range(int(record.max()) + 1):
+            own = record == number
+            pixels.append(between(x[own], brighter[own], typical))
         return Reconstruction(
             target=target,
-            messages=tuple(labels.seq for labels, _, _ in last),
+            messages=tuple(labels.seq for labels, _, _ in steps),
             images=torch.stack(pixels).view(-1, *images.shape[1:]).clamp(0, 1),
-            note=f"{len(last)} steps, up to {int(of.bincount().max())} comparisons of a record",
+            note=f"{len(steps)} steps, up to {int(record.bincount().max())} comparisons of a record",
         )
 
 
@@ -133,16 +143,19 @@ def between(x: Tensor, brighter: Tensor, typical: Tensor) -> Tensor:
 
 def steps_of(view: View, target: str) -> list[tuple[Message, Message, Message]]:
     """Return a client's steps in view: its labels, the images made of them, and its gradients at the images."""
-    own = [
-        *view.select(kind="private_labels", sender=target),
-        *view.select(kind="sample_gradients", sender=target),
-        *(m for m in view.select(kind="generated_samples") if m.receivers == (target,)),
-    ]
-    order = ("private_labels", "generated_samples", "sample_gradients")
+    order = ["private_labels", "generated_samples", "sample_gradients"]
     complete: list[tuple[Message, Message, Message]] = []
     current: list[Message] = []
-    for message in sorted((m for m in own if m.payload is not None), key=lambda m: m.seq):
-        current = [message] if message.kind == order[0] else [*current, message]
-        if tuple(m.kind for m in current) == order:
+    for message in with_payload(view.messages):
+        if message.kind == "generated_samples":
+            own = message.receivers == (target,)
+        else:
+            own = message.kind in order and message.sender == target
+        if not own:
+            continue
+        if message.kind == order[0]:
+            current = []
+        current.append(message)
+        if [m.kind for m in current] == order:
             complete.append((current[0], current[1], current[2]))
     return complete

@@ -39,10 +39,16 @@ def labels_behind(
     if as_one or auxiliary is None or not _answers_linearly(module, auxiliary[0]):
         images = upload.training.images
         labels = recover_labels(upload.gradient, module, upload.start, images, probes)
-        return labels if images == n else labels[torch.linspace(0, images - 1, n).round().long()]
-    shares = _shares(upload, module, *(t[:_MOST_AUXILIARY] for t in auxiliary))
-    counts = _apportioned(shares, n)
-    return torch.repeat_interleave(torch.arange(len(counts)), counts)
+        if images == n:
+            return labels
+        return labels[torch.linspace(0, images - 1, n).round().long()]
+    x, y = auxiliary
+    expected = n * _shares(upload, module, x[:_MOST_AUXILIARY], y[:_MOST_AUXILIARY]).double()
+    # Counts that sum to n, by largest remainders.
+    counts = expected.floor()
+    short = min(n - int(counts.sum()), len(counts))
+    counts[(expected - counts).topk(short).indices] += 1
+    return torch.repeat_interleave(torch.arange(len(counts)), counts.long())
 
 
 def batch_like(labels: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
@@ -56,11 +62,15 @@ def batch_like(labels: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
         generator: draws records and their order.
     """
     rows = []
-    for label, count in zip(*labels.unique(return_counts=True), strict=True):
+    classes, counts = labels.unique(return_counts=True)
+    for label, count in zip(classes.tolist(), counts.tolist(), strict=True):
         pool = (y == label).nonzero()[:, 0]
-        pool = pool if len(pool) else torch.arange(len(y))
-        passes = [torch.randperm(len(pool), generator=generator) for _ in range(-(-int(count) // len(pool)))]
-        rows.append(pool[torch.cat(passes)[: int(count)]])
+        if not len(pool):
+            pool = torch.arange(len(y))
+        while count > 0:
+            order = torch.randperm(len(pool), generator=generator)[:count]
+            rows.append(pool[order])
+            count -= len(order)
     return torch.cat(rows)[torch.randperm(len(labels), generator=generator)]
 
 
@@ -87,22 +97,17 @@ def _shares(upload: Upload, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     weight, bias = last_layer(module, x)
     classes = len(upload.gradient[weight])
     update = upload.update or {}
-    after = {}
-    for name, value in upload.start.items():
-        after[name] = value + update[name] if name in update else value
-    ends = [LastLayer.of(module, at, x, y, classes) for at in (upload.start, after)]
-    if not ends[1].finite:
-        ends[1] = ends[0]
+    end = dict(upload.start)
+    for name in update.keys() & end.keys():
+        end[name] = end[name] + update[name]
+    before = LastLayer.of(module, upload.start, x, y, classes)
+    after = LastLayer.of(module, end, x, y, classes)
+    if not after.finite:
+        after = before
     delta = update[weight].flatten(1)
-    last = delta.new_zeros(classes) if bias is None else update[bias]
-    shares = mixture_of(halfway(ends[0], ends[1], -torch.cat([delta, last[:, None]], 1)), classes)
-    return shares if bool(shares.sum() > 0) else torch.full_like(shares, 1 / classes)
-
-
-def _apportioned(shares: Tensor, n: int) -> Tensor:
-    """Return counts (C,) that sum to n, by largest remainders."""
-    exact = shares.double() * n
-    counts = exact.floor()
-    short = n - int(counts.sum())
-    counts[(exact - counts).topk(min(short, len(counts))).indices] += 1
-    return counts.long()
+    delta_bias = delta.new_zeros(classes) if bias is None else update[bias]
+    sent = -torch.cat([delta, delta_bias[:, None]], 1)
+    shares = mixture_of(halfway(before, after, sent), classes)
+    if not shares.sum() > 0:
+        return torch.full_like(shares, 1 / classes)
+    return shares

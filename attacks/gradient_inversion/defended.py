@@ -25,15 +25,17 @@ def defended(values: Tensor, defenses: Sequence[Mapping[str, Any]], generator: t
         generator: draws the noise.
     """
     for defense in defenses:
-        act = _ACTS.get(str(defense.get("name")))
-        values = values if act is None else act(values, defense, generator)
+        name = str(defense.get("name"))
+        if name in _ACTS:
+            values = _ACTS[name](values, defense, generator)
     return values
 
 
 def _gaussian(values: Tensor, defense: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-    if (bound := defense.get("bound")) is not None:
-        values = values.clamp(-float(bound), float(bound))
-    return _shortened(values, defense.get("clip")) + float(defense["sigma"]) * _normal(values, generator)
+    values = _clamped(values, defense.get("bound"))
+    if defense.get("clip") is not None:
+        values = _shortened(values, float(defense["clip"]))
+    return values + float(defense["sigma"]) * _normal(values, generator)
 
 
 def _dp_fedavg(values: Tensor, defense: Mapping[str, Any], generator: torch.Generator) -> Tensor:
@@ -43,9 +45,8 @@ def _dp_fedavg(values: Tensor, defense: Mapping[str, Any], generator: torch.Gene
 
 
 def _laplace(values: Tensor, defense: Mapping[str, Any], generator: torch.Generator) -> Tensor:
-    return _clamped(values, defense.get("clip")) + _double_exponential(values, generator) / float(
-        defense["gamma"]
-    )
+    noise = _double_exponential(values, generator) / float(defense["gamma"])
+    return _clamped(values, defense.get("clip")) + noise
 
 
 def _on_grid(values: Tensor, defense: Mapping[str, Any], generator: torch.Generator) -> Tensor:
@@ -55,7 +56,8 @@ def _on_grid(values: Tensor, defense: Mapping[str, Any], generator: torch.Genera
         noise = _double_exponential(values, generator) / float(defense["gamma"])
     else:
         noise = float(defense["sigma"]) * _normal(values, generator)
-    return ((_clamped(values, defense["clip"]) + noise) / step).round() * step
+    noisy = _clamped(values, defense["clip"]) + noise
+    return (noisy / step).round() * step
 
 
 _ACTS: Mapping[str, _Defense] = {
@@ -67,16 +69,17 @@ _ACTS: Mapping[str, _Defense] = {
 }
 
 
-def _shortened(values: Tensor, clip: Any) -> Tensor:
-    """Return rows scaled down to an ℓ2 norm of `clip`; unchanged without one."""
-    if clip is None:
-        return values
+def _shortened(values: Tensor, clip: float) -> Tensor:
+    """Return rows scaled down to an ℓ2 norm of `clip`."""
     norms: Tensor = values.norm(dim=1, keepdim=True)
-    return values * (float(clip) / norms.clamp_min(1e-30)).clamp_max(1)
+    return values * (clip / norms.clamp_min(1e-30)).clamp_max(1)
 
 
-def _clamped(values: Tensor, clip: Any) -> Tensor:
-    return values if clip is None else values.clamp(-float(clip), float(clip))
+def _clamped(values: Tensor, bound: float | None) -> Tensor:
+    """Return values within ±`bound`; unchanged without one."""
+    if bound is None:
+        return values
+    return values.clamp(-float(bound), float(bound))
 
 
 def _normal(values: Tensor, generator: torch.Generator) -> Tensor:
@@ -84,6 +87,7 @@ def _normal(values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _double_exponential(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw Laplace noise of scale 1."""
+    """Draw Laplace noise of scale 1: -sign(u) log(1 - 2|u|) of u uniform in ±1/2."""
     u = torch.rand(values.shape, generator=generator, dtype=torch.float64).sub_(0.5)
-    return (-u.sign() * torch.log1p(-2 * u.abs().clamp_max(0.5 - 1e-12))).to(values)
+    sizes = -torch.log1p(-2 * u.abs().clamp_max(0.5 - 1e-12))
+    return (u.sign() * sizes).to(values)

@@ -11,28 +11,21 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fdaudit.config import Config
-from fdaudit.errors import UsageError
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.goals.row_reconstruction import RowReconstruction
 from fdaudit.models.network import call_with, moved
 from fdaudit.registry import AttackCard
 from fdaudit.training.objectives import ClientStep
-from fdaudit.types import Applicability, AttackTask
+from fdaudit.types import AttackTask
 
 from .._reading import reads_forms
 from .engine import Matched, best_of, match_lbfgs
 from .gradients import PLAIN, GradientMap, flatten
 from .labels import recover_labels
+from .matches import adversary_probes, matched_once, reconstruction, row_reconstruction
 from .training_mode import invertible_network, lone_record
-from .uploads import (
-    Upload,
-    adversary_probes,
-    applies,
-    find_uploads,
-    matched_once,
-    reconstruction,
-    row_reconstruction,
-)
+from .upload_attack import UploadAttack
+from .uploads import Upload, find_upload
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -63,7 +56,7 @@ class DLGConfig(Config):
 
 
 @reads_forms
-class DLG:
+class DLG(UploadAttack[Upload]):
     """Finds images whose gradient is the one sent, by L-BFGS on the squared distance of gradients.
 
     Labels are first read off the last layer (iDLG) unless `labels: optimise` requests the paper's joint search. It
@@ -94,44 +87,43 @@ class DLG:
     def __init__(self, config: DLGConfig) -> None:
         self.config = config
 
-    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check for a victim's one-step upload, the model that it started from, and the architecture."""
-        module = invertible_network(knowledge)
-        if isinstance(module, str):
-            return Applicability(False, module)
-        uploads, reasons = self._uploads(view, knowledge, task)
-        return applies(uploads, reasons)
+    def network(self, knowledge: Knowledge) -> nn.Module | str:
+        """Return the network, as it trains at a client."""
+        return invertible_network(knowledge)
+
+    def read(self, view: View, knowledge: Knowledge, target: str) -> Upload | str:
+        """Return a victim's one-step upload."""
+        upload = find_upload(view, target, self.config.round, self.config.max_images)
+        if isinstance(upload, str):
+            return upload
+        if upload.update is not None:
+            return (
+                f"its update takes {len(upload.training.batches)} steps; inverting-gradients simulates them"
+            )
+        return lone_record(knowledge, upload) or upload
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction | RowReconstruction, ...]:
         """Return one guess for each victim with a one-step upload: images (n, c, h, w) clamped to [0, 1], or rows."""
-        module, device = invertible_network(knowledge), knowledge.device
-        if isinstance(module, str):
-            raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
+        module = self.checked_network(knowledge)
+        settings = self.config.model_dump(mode="json")
         guesses = list[Reconstruction | RowReconstruction]()
-        shows_rows = knowledge.task.inputs.shown == "rows"
-        for upload in self._uploads(view, knowledge, task)[0]:
-            invert = partial(self._one, upload, module, knowledge, device)
-            matched = matched_once(
-                self.card.name, self.config.model_dump(mode="json"), knowledge, upload, invert
-            )
-            if shows_rows:
+        for upload in self.readings(view, knowledge, task)[0].values():
+            invert = partial(self._invert, upload, module, knowledge)
+            matched = matched_once(self.card.name, settings, knowledge, upload, invert)
+            if knowledge.task.inputs.shown == "rows":
                 guesses.append(row_reconstruction(upload, matched))
             else:
                 guesses.append(reconstruction(upload, matched))
         return tuple(guesses)
 
-    def _one(
-        self,
-        upload: Upload,
-        module: nn.Module,
-        knowledge: Knowledge,
-        device: torch.device,
-        generator: torch.Generator,
+    def _invert(
+        self, upload: Upload, module: nn.Module, knowledge: Knowledge, generator: torch.Generator
     ) -> Matched:
-        labels, n = None, upload.training.images
+        device, n = knowledge.device, upload.training.images
         probes = adversary_probes(knowledge, generator)
+        labels = None
         if self.config.labels == "recover":
             labels = recover_labels(upload.gradient, module, upload.start, n, probes)[None]
         return deep_leakage(
@@ -144,22 +136,6 @@ class DLG:
             generator=generator,
             step=upload.training.step,
         )
-
-    def _uploads(
-        self, view: View, knowledge: Knowledge, task: AttackTask
-    ) -> tuple[list[Upload], dict[str, str]]:
-        uploads, reasons = find_uploads(view, task.targets, self.config.round, self.config.max_images)
-        suitable = []
-        for upload in uploads:
-            reason = lone_record(knowledge, upload)
-            if upload.update is not None:
-                steps = len(upload.training.batches)
-                reason = f"its update takes {steps} steps; inverting-gradients simulates them"
-            if reason:
-                reasons[upload.target] = reason
-            else:
-                suitable.append(upload)
-        return suitable, reasons
 
 
 def deep_leakage(
@@ -188,10 +164,14 @@ def deep_leakage(
     Returns:
         M rows, the best restart of each; images are not clamped.
     """
-    simulate, R = GradientMap(module, tensors, step=step), config.restarts
+    R = config.restarts
+    simulate = GradientMap(module, tensors, step=step)
     target = torch.stack([flatten(g, simulate.names) for g in gradients])
-    draw = torch.rand if config.init == "uniform" else torch.randn
-    x = draw(len(target) * R, *images, generator=generator).to(target)
+    starts = (len(target) * R, *images)
+    if config.init == "uniform":
+        x = torch.rand(starts, generator=generator).to(target)
+    else:
+        x = torch.randn(starts, generator=generator).to(target)
     if labels is None:
         with torch.no_grad():
             _, classes = call_with(module, {}, x[0]).shape

@@ -161,7 +161,9 @@ def match_lbfgs(
         return torch.cat(values), torch.cat(gradients)
 
     minimum = minimise(objective, start, evaluations=evaluations, history=history, tolerance=tolerance)
-    labels = minimum.x[:, split:].view(y.shape).argmax(2) if optimise_labels else y
+    labels = y
+    if optimise_labels:
+        labels = minimum.x[:, split:].view(y.shape).argmax(2)
     return Matched(
         images=minimum.x[:, :split].view(shape),
         labels=labels,
@@ -197,16 +199,25 @@ def match_adam(
         signed: replace the gradient by its sign.
         penalty: another term of the objective.
     """
-    size = _at_once(x[0].numel(), target)
-    parts = []
-    for part in _chunks(len(x), size):
-        term = None if penalty is None else partial(penalty, rows=part)
-        settings = (iterations, _rows(lr, part), _rows(tv, part), signed, term)
-        parts.append(_adam(simulate, target[part], x[part], y[part], *settings))
+    images, distances = [], []
+    for part in _chunks(len(x), _at_once(x[0].numel(), target)):
+        best, distance = _adam(
+            simulate,
+            target[part],
+            x[part],
+            y[part],
+            iterations,
+            lr[part] if isinstance(lr, Tensor) else lr,
+            tv[part] if isinstance(tv, Tensor) else tv,
+            signed,
+            None if penalty is None else partial(penalty, rows=part),
+        )
+        images.append(best)
+        distances.append(distance)
     return Matched(
-        images=torch.cat([p[0] for p in parts]),
+        images=torch.cat(images),
         labels=y,
-        objective=torch.cat([p[1] for p in parts]),
+        objective=torch.cat(distances),
         evaluations=torch.full((len(x),), iterations * x.shape[1], device=x.device),
     )
 
@@ -232,9 +243,13 @@ def _adam(
     smoothed = isinstance(tv, Tensor) or tv > 0
     for i in range(1, iterations + 1):
         v = x.requires_grad_()
-        distance = cosine_distance(*simulate.products(v, y, target), target_square)
-        total = distance + tv * total_variation(v) if smoothed else distance
-        total = total if penalty is None else total + penalty(v)
+        dot, square = simulate.products(v, y, target)
+        distance = cosine_distance(dot, square, target_square)
+        total = distance
+        if smoothed:
+            total = total + tv * total_variation(v)
+        if penalty is not None:
+            total = total + penalty(v)
         (g,) = torch.autograd.grad(total.sum(), v)
         x, total = x.detach(), total.detach()
         better = total < best_total
@@ -246,6 +261,7 @@ def _adam(
             g.sign_()
         first.lerp_(g, 0.1)
         second.lerp_(g.square_(), 0.001)
+        # The step is lr m̂ / (√v̂ + ε); the moments' corrections for their start at zero are folded into both factors.
         share = 0.1 ** sum(i > d for d in drops) / (1 - 0.9**i)
         spread = (second / (1 - 0.999**i)).sqrt_().add_(1e-8)
         if isinstance(lr, Tensor):
@@ -253,11 +269,6 @@ def _adam(
         else:
             x = x.addcdiv(first, spread, value=-lr * share).clamp_(0, 1)
     return best, best_distance
-
-
-def _rows(value: float | Tensor, part: slice) -> float | Tensor:
-    """Return some problems' setting: the shared value, or their own."""
-    return value[part] if isinstance(value, Tensor) else value
 
 
 def _at_once(values: int, target: Tensor) -> int:

@@ -52,14 +52,15 @@ def fished(start: Mapping[str, Tensor], gradient: Mapping[str, Tensor], images: 
         return None
     ruled_out = start[bias].clone()
     ruled_out[target] = _RULED_OUT
-    alone: dict[str, Tensor] = {}
+    own: dict[str, Tensor] = {}
     if count:
-        alone = {name: value * (images / count) for name, value in gradient.items()}
+        own = {name: value * (images / count) for name, value in gradient.items()}
         for name in (weight, bias):
-            row = alone[name][target].clone()
-            alone[name] = (-row / (len(alone[name]) - 1)).expand_as(alone[name]).clone()
-            alone[name][target] = row
-    return Fished(count=count, gradient=alone, start={**start, bias: ruled_out})
+            row = own[name][target].clone()
+            other_rows = -row / (len(own[name]) - 1)
+            own[name] = other_rows.expand_as(own[name]).clone()
+            own[name][target] = row
+    return Fished(count=count, gradient=own, start={**start, bias: ruled_out})
 
 
 def _fished_class(model: Mapping[str, Tensor]) -> tuple[str, int]:

@@ -37,8 +37,10 @@ __all__ = [
     "Simulator",
     "Strategy",
     "choose_strategy",
+    "expanded",
     "flatten",
     "stepped",
+    "trained_and_frozen",
     "unfolded_values",
 ]
 
@@ -58,6 +60,11 @@ _SAME = 1e-3
 def flatten(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
     """Return the named tensors, in the order of `names`, as one vector (P,)."""
     return torch.cat([tensors[name].reshape(-1) for name in names])
+
+
+def expanded(tensors: Mapping[str, Tensor], R: int) -> dict[str, Tensor]:
+    """Return tensors with a first dimension of R equal rows, which `vmap` runs over."""
+    return {name: tensor.expand(R, *tensor.shape) for name, tensor in tensors.items()}
 
 
 class Simulator(ABC):
@@ -88,16 +95,21 @@ def unfolded_values(module: nn.Module, shape: Sequence[int]) -> int:
         else:
             values.append(inputs[0].numel())
 
-    layers = [m for m in module.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
-    hooks = [m.register_forward_hook(count) for m in layers]
-    trained = [m for m in module.modules() if m.training]
+    hooks = []
+    in_training = []
+    for m in module.modules():
+        if isinstance(m, (nn.Conv2d, nn.Linear)):
+            hooks.append(m.register_forward_hook(count))
+        if m.training:
+            in_training.append(m)
+    image = next(module.parameters()).new_zeros(1, *shape)
     try:
         with torch.no_grad():
-            module.eval()(next(module.parameters()).new_zeros(1, *shape))
+            module.eval()(image)
     finally:
         for hook in hooks:
             hook.remove()
-        for m in trained:
+        for m in in_training:
             m.training = True
     return sum(values)
 
@@ -114,17 +126,21 @@ def choose_strategy(module: nn.Module, batches: int, images: int, shape: Sequenc
         images: B, images behind each.
         shape: (c, h, w) of an image.
     """
-    if foldable(module):
-        return "folded" if images * unfolded_values(module, shape) <= _FOLDED_VALUES else "loop"
-    return _unfolded(batches)
+    if not foldable(module):
+        return _unfolded(batches)
+    if images * unfolded_values(module, shape) <= _FOLDED_VALUES:
+        return "folded"
+    return "loop"
 
 
 def _unfolded(batches: int) -> Strategy:
-    return "vmap" if batches >= _VMAP_BATCHES else "loop"
+    if batches >= _VMAP_BATCHES:
+        return "vmap"
+    return "loop"
 
 
 @dataclass
-class _Known:
+class _NetworkFacts:
     """The trace of a network, and its strategies by shape; neither depends on the values of its parameters."""
 
     trace: Trace | None = None
@@ -151,11 +167,11 @@ class GradientMap(Simulator):
         strategy: Strategy | None = None,
         step: ClientStep = PLAIN,
     ) -> None:
-        self.parameters, self._buffers = _split(module, tensors)
+        self.parameters, self._buffers = trained_and_frozen(module, tensors)
         self.names = tuple(self.parameters)
         self._module, self._strategy, self._step = module, strategy, step
         self._folded: Folded | None = None
-        self._known = _Known()
+        self._facts = _NetworkFacts()
 
     def at(self, tensors: Mapping[str, Tensor]) -> GradientMap:
         """Return the map at other tensors of the same network, which is neither traced nor tested again.
@@ -164,7 +180,7 @@ class GradientMap(Simulator):
             UsageError: a parameter is missing or has another shape.
         """
         other = GradientMap(self._module, tensors, self._strategy, self._step)
-        other._known = self._known
+        other._facts = self._facts
         return other
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
@@ -179,10 +195,10 @@ class GradientMap(Simulator):
         if strategy == "folded":
             return self._fold()(x, y)
         if strategy == "vmap":
-            buffers = {name: b.expand(len(x), *b.shape) for name, b in self._buffers.items()}
-            gradients: dict[str, Tensor] = vmap(self._vmapped)(x, y, buffers)
+            gradient_of_batch = partial(grad(self._loss), self.parameters)
+            gradients: dict[str, Tensor] = vmap(gradient_of_batch)(x, y, expanded(self._buffers, len(x)))
             return torch.cat([gradients[name].flatten(1) for name in self.names], 1)
-        return torch.stack([self._one(xr, yr) for xr, yr in zip(x, y, strict=True)])
+        return self._one_by_one(x, y)
 
     def products(self, x: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return `Simulator.products`; when folded, the gradients of linear layers are never written out."""
@@ -195,13 +211,13 @@ class GradientMap(Simulator):
             return self._strategy
         if self._step.function is not None:
             return "loop"
-        key = (len(x), *x.shape[1:])
-        if key not in self._known.strategies:
-            rule = choose_strategy(self._module, len(x), x.shape[1], x.shape[2:])
-            if rule == "folded" and not self._records(x):
-                rule = _unfolded(len(x))
-            self._known.strategies[key] = rule
-        return self._known.strategies[key]
+        strategies, key = self._facts.strategies, tuple(x.shape)
+        if key not in strategies:
+            strategy = choose_strategy(self._module, len(x), x.shape[1], x.shape[2:])
+            if strategy == "folded" and not self._records(x):
+                strategy = _unfolded(len(x))
+            strategies[key] = strategy
+        return strategies[key]
 
     def _records(self, x: Tensor) -> bool:
         """Return whether a pass can be recorded and gives the gradients of plain autograd, tested with two batches.
@@ -215,14 +231,14 @@ class GradientMap(Simulator):
             gradients = self._fold()(noise, labels)
         except Exception:  # of foreign code, which may depend on values in any way
             return False
-        expected = torch.stack([self._one(*batch) for batch in zip(noise, labels, strict=True)])
+        expected = self._one_by_one(noise, labels)
         return bool((gradients - expected).norm() <= _SAME * expected.norm())
 
     def _fold(self) -> Folded:
         if self._folded is None:
-            if self._known.trace is None:
-                self._known.trace = Trace.of(self._module)
-            self._folded = Folded(self._known.trace, self.parameters, self._buffers)
+            if self._facts.trace is None:
+                self._facts.trace = Trace.of(self._module)
+            self._folded = Folded(self._facts.trace, self.parameters, self._buffers)
         return self._folded
 
     def _loss(
@@ -233,20 +249,22 @@ class GradientMap(Simulator):
             return F.cross_entropy(model(x), y)
         return self._step.loss(model, x, y)
 
-    def _vmapped(self, x: Tensor, y: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        gradient: dict[str, Tensor] = grad(self._loss)(self.parameters, x, y, buffers)
-        return gradient
-
-    def _one(self, x: Tensor, y: Tensor) -> Tensor:
-        parameters = {k: p.detach().requires_grad_() for k, p in self.parameters.items()}
-        loss = self._loss(parameters, x, y, self._buffers)
-        inputs = list(parameters.values())
-        create = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
-        gradients = torch.autograd.grad(loss, inputs, create_graph=create, allow_unused=True)
-        parts = []
-        for g, p in zip(gradients, inputs, strict=True):
-            parts.append((torch.zeros_like(p) if g is None else g).reshape(-1))
-        return torch.cat(parts)
+    def _one_by_one(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return gradients (R, P) by plain autograd, batch by batch."""
+        differentiated = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
+        gradients = []
+        for images, labels in zip(x, y, strict=True):
+            leaves = {name: p.detach().requires_grad_() for name, p in self.parameters.items()}
+            loss = self._loss(leaves, images, labels, self._buffers)
+            parts = torch.autograd.grad(
+                loss,
+                list(leaves.values()),
+                create_graph=differentiated,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            gradients.append(torch.cat([part.reshape(-1) for part in parts]))
+        return torch.stack(gradients)
 
 
 def stepped(step: ClientStep, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -260,20 +278,29 @@ def stepped(step: ClientStep, module: nn.Module, x: Tensor, y: Tensor) -> Tensor
     return step.targets(y, classes)
 
 
-def _split(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the parameters that are trained, and all else: frozen parameters and buffers."""
+def trained_and_frozen(
+    module: nn.Module, tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the parameters that are trained, and all else: frozen parameters and buffers.
+
+    Raises:
+        UsageError: a parameter is missing or has another shape.
+    """
     parameters: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}
     for name, own in module.named_parameters():
         tensor = tensors.get(name)
         if tensor is None or tensor.shape != own.shape:
-            shape = None if tensor is None else tuple(tensor.shape)
             raise UsageError(
                 f"parameters.{name}",
-                shape,
+                None if tensor is None else tuple(tensor.shape),
                 f"does not fit the architecture, which has {tuple(own.shape)}",
                 "Give the parameters of this architecture.",
             )
-        (parameters if own.requires_grad else frozen)[name] = tensor.detach()
-    buffers = {name: tensors.get(name, own).detach() for name, own in module.named_buffers()}
-    return parameters, {**frozen, **buffers}
+        if own.requires_grad:
+            parameters[name] = tensor.detach()
+        else:
+            frozen[name] = tensor.detach()
+    for name, buffer in module.named_buffers():
+        frozen[name] = tensors.get(name, buffer).detach()
+    return parameters, frozen

@@ -12,32 +12,27 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fdaudit.config import Config
-from fdaudit.errors import UsageError
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.models.network import moved
 from fdaudit.registry import AttackCard
 from fdaudit.storage.cache import computed_once
 from fdaudit.training.objectives import ClientStep
-from fdaudit.types import Applicability, AttackTask
+from fdaudit.types import AttackTask
 
 from .._reading import reads_forms
 from .class_prior import ClassPrior
 from .composition import labels_behind
 from .engine import Matched, best_of, match_adam
 from .gradients import PLAIN, GradientMap, flatten
+from .matches import adversary_probes, matched_once, reconstruction
 from .readings import auxiliary_distance, find_readings, likeliest, relative_distance
 from .statistics import BatchStatistics, shown_statistics
 from .training_mode import invertible_network, lone_record
 from .trials import compositions, peers, tuned
 from .tuning import RECORDS, SearchSettings, first_images
 from .updates import SMOOTHING, ClientSteps, UpdateMap
-from .uploads import (
-    Upload,
-    adversary_probes,
-    applies,
-    matched_once,
-    reconstruction,
-)
+from .upload_attack import UploadAttack
+from .uploads import Upload
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -47,7 +42,7 @@ __all__ = ["InvertingGradients", "InvertingGradientsConfig", "invert_gradients"]
 
 
 class InvertingGradientsConfig(Config):
-    """Settings of Inverting Gradients. Omitted ones are chosen on auxiliary records, unless `tune` is off."""
+    """SearchSettings of Inverting Gradients. Omitted ones are chosen on auxiliary records, unless `tune` is off."""
 
     restarts: int = Field(2, ge=1)
     """Random starts for each message; all advance together, the best match is kept."""
@@ -79,12 +74,12 @@ class InvertingGradientsConfig(Config):
     @property
     def given(self) -> dict[str, Any]:
         """Return the tunable settings that the user gave."""
-        settings = {name: getattr(self, name) for name in ("tv", "lr", "start", "shrink")}
+        settings = self.model_dump(include={"tv", "lr", "start", "shrink"})
         return {name: value for name, value in settings.items() if value is not None}
 
 
 @reads_forms
-class InvertingGradients:
+class InvertingGradients(UploadAttack[Sequence[Upload]]):
     """Finds a batch whose gradient has the direction of the one sent: cosine distance, total variation, signed Adam.
 
     Labels are read off the last layer. An update of several local steps, or of Adam, is inverted by simulating the
@@ -116,38 +111,29 @@ class InvertingGradients:
     def __init__(self, config: InvertingGradientsConfig) -> None:
         self.config = config
 
-    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check for a victim's upload, the model that it started from, and the architecture."""
-        module = invertible_network(knowledge)
-        if isinstance(module, str):
-            return Applicability(False, module)
-        reads = {t: self._readings(view, knowledge, t) for t in task.targets}
-        readings = [reading for reading in reads.values() if not isinstance(reading, str)]
-        return applies(readings, {t: reading for t, reading in reads.items() if isinstance(reading, str)})
+    def network(self, knowledge: Knowledge) -> nn.Module | str:
+        """Return the network, as it trains at a client."""
+        return invertible_network(knowledge)
+
+    def read(self, view: View, knowledge: Knowledge, target: str) -> Sequence[Upload] | str:
+        """Return the readings of a victim's upload that can be simulated."""
+        readings = find_readings(view, target, self.config.round, self.config.max_images)
+        if isinstance(readings, str):
+            return readings
+        repeatable = [upload for upload in readings if not lone_record(knowledge, upload)]
+        return repeatable or lone_record(knowledge, readings[0])
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
         """Return one `Reconstruction` for each victim with a suitable upload; images (n, c, h, w) in [0, 1]."""
-        module = invertible_network(knowledge)
-        if isinstance(module, str):
-            raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
+        module = self.checked_network(knowledge)
         guesses = []
-        for target in task.targets:
-            readings = self._readings(view, knowledge, target)
-            if not isinstance(readings, str):
-                probes = adversary_probes(knowledge, generator)
-                case = _Inversion(self.config, view, knowledge, module, probes, knowledge.device)
-                guesses.append(case.guess(readings))
+        for readings in self.readings(view, knowledge, task)[0].values():
+            probes = adversary_probes(knowledge, generator)
+            inversion = _Inversion(self.config, view, knowledge, module, probes, knowledge.device)
+            guesses.append(inversion.guess(readings))
         return tuple(guesses)
-
-    def _readings(self, view: View, knowledge: Knowledge, target: str) -> Sequence[Upload] | str:
-        """Return the readings of a victim's upload that can be simulated, or why there is none."""
-        readings = find_readings(view, target, self.config.round, self.config.max_images)
-        if isinstance(readings, str):
-            return readings
-        fitting = [upload for upload in readings if not lone_record(knowledge, upload)]
-        return fitting or lone_record(knowledge, readings[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,12 +151,17 @@ class _Inversion:
         """Return the guess from the reading whose simulation is closest to the sent values."""
         likely = self._likely(readings)
         settings, records = self._settings(likely[0])
-        matches = [self._inverted(upload, settings) for upload in likely]
-        best = 0
-        if len(likely) > 1:
-            distances = [self._distance(u, f) for u, f in zip(likely, matches, strict=True)]
-            best = min(range(len(likely)), key=distances.__getitem__)
-        return self._reconstruction(likely[best], matches[best], settings, records, len(readings))
+        card = {**self.config.model_dump(mode="json"), **asdict(settings)}
+        matches = []
+        for upload in likely:
+            invert = partial(self._invert, upload, settings)
+            match = matched_once(InvertingGradients.card.name, card, self.knowledge, upload, invert)
+            matches.append((upload, match))
+        if len(matches) > 1:
+            matches.sort(key=lambda reading: self._distance(*reading))
+        upload, match = matches[0]
+        guess = reconstruction(upload, self._shown(upload, match))
+        return replace(guess, note=self._note(upload, settings, records, len(readings)))
 
     def _likely(self, readings: Sequence[Upload]) -> list[Upload]:
         """Return the readings to invert; auxiliary clients rank guessed numbers of records."""
@@ -179,8 +170,11 @@ class _Inversion:
             return list(readings)
 
         def make(generator: torch.Generator) -> dict[str, Tensor]:
-            values = [auxiliary_distance(u, self.module, auxiliary, self.probes, generator) for u in readings]
-            return {"distances": torch.tensor(values)}
+            distances = []
+            for upload in readings:
+                distance = auxiliary_distance(upload, self.module, auxiliary, self.probes, generator)
+                distances.append(distance)
+            return {"distances": torch.tensor(distances)}
 
         card = {"readings": [asdict(u.training) for u in readings], **self.knowledge.described}
         tensors: list[Tensor | Mapping[str, Tensor]] = [*auxiliary, readings[0].start, readings[0].sent]
@@ -191,42 +185,40 @@ class _Inversion:
         cfg, auxiliary = self.config, self.knowledge.auxiliary
         if not cfg.tune or auxiliary is None or len(cfg.given) == len(SearchSettings().tensors()):
             return SearchSettings(**cfg.given), 0
+        as_one_step = self._as_one_step(upload)
         alike = peers(self.view, upload, cfg.round, cfg.max_images)
-        records = RECORDS // 2 if self._as_one_step(upload) else RECORDS
+        records = RECORDS // 2 if as_one_step else RECORDS
         labels = compositions(alike, self.module, self.probes, auxiliary, records)
-        chosen = tuned(
+        settings = tuned(
             cfg.given,
             upload,
             labels,
             self.module,
             self.knowledge,
             iterations=max(1, round(cfg.trials * cfg.iterations)),
-            one_step=self._as_one_step(upload),
+            one_step=as_one_step,
             signed=cfg.signed,
             statistics=cfg.statistics,
             device=self.device,
         )
-        return chosen, labels.numel()
+        return settings, labels.numel()
 
     def _as_one_step(self, upload: Upload) -> bool:
         many = len(upload.training.batches) > self.config.simulated_steps
         return many and upload.update is not None and not upload.training.adaptive
 
-    def _inverted(self, upload: Upload, settings: SearchSettings) -> Matched:
-        invert = partial(self._invert, upload, settings)
-        card = {**self.config.model_dump(mode="json"), **asdict(settings)}
-        return matched_once(InvertingGradients.card.name, card, self.knowledge, upload, invert)
-
     def _invert(self, upload: Upload, settings: SearchSettings, generator: torch.Generator) -> Matched:
-        auxiliary, prior = self.knowledge.auxiliary, None
+        auxiliary = self.knowledge.auxiliary
         labels = labels_behind(upload, self.module, upload.training.images, self.probes, auxiliary)
+        prior = None
         if auxiliary is not None:
-            prior = ClassPrior.of(auxiliary, max(int(auxiliary[1].max()), int(labels.max())) + 1)
+            classes = 1 + max(int(auxiliary[1].max()), int(labels.max()))
+            prior = ClassPrior.of(auxiliary, classes)
         reading, cfg = upload, self.config
         if self._as_one_step(upload):  # the reading is coarse, and more starts or steps make it no finer
             few = {"restarts": 1, "iterations": max(1, cfg.iterations // 4)}
             reading, cfg = upload.as_one_step(), cfg.model_copy(update=few)
-        matched = invert_gradients(
+        match = invert_gradients(
             self.module.to(self.device),
             moved(reading.start, self.device),
             [moved(reading.sent, self.device)],
@@ -241,8 +233,8 @@ class _Inversion:
             statistics=self._statistics(reading),
         )
         if prior is None:
-            return matched
-        return replace(matched, images=prior.denoised(matched.images, matched.labels, settings.shrink))
+            return match
+        return replace(match, images=prior.denoised(match.images, match.labels, settings.shrink))
 
     def _statistics(self, upload: Upload) -> BatchStatistics | None:
         """Return the statistics of the batch that an undefended upload of one step carries, if any."""
@@ -251,35 +243,40 @@ class _Inversion:
             return None
         return BatchStatistics(self.module, moved(upload.start, self.device), layers)
 
-    def _distance(self, upload: Upload, matched: Matched) -> float:
-        """Return the relative distance of the found records' simulated upload from the one that was sent."""
-        reading = upload.as_one_step() if self._as_one_step(upload) else upload
-        start = reading.start
-        simulate: GradientMap | UpdateMap
-        if reading.update is None:
-            simulate = GradientMap(self.module.cpu(), start, step=reading.training.step)
-        else:
-            simulate = UpdateMap(self.module.cpu(), start, reading.training)
-        simulated = simulate(matched.images.cpu().nan_to_num(0.5), matched.labels.cpu())[0].detach()
-        return relative_distance(simulated, flatten(reading.sent, simulate.names))
-
-    def _reconstruction(
-        self, upload: Upload, matched: Matched, settings: SearchSettings, records: int, readings: int
-    ) -> Reconstruction:
-        how = f"chosen on {records} auxiliary records" if records else "not tuned"
-        note = f"{settings.described()}, {how}"
-        images = upload.training.images
-        if upload.guessed:
-            # If the number of records is a guess, return at most one batch of images.
-            count = min(images, max(map(len, upload.training.batches)))
-            rows = torch.linspace(0, images - 1, count).round().long()
-            matched = replace(matched, images=matched.images[:, rows], labels=matched.labels[:, rows])
-            note += f"; {images} records assumed, of {readings} numbers tried"
+    def _distance(self, upload: Upload, match: Matched) -> float:
+        """Return the relative distance of the matched records' simulated upload from the one that was sent."""
         if self._as_one_step(upload):
-            note += f"; {len(upload.training.batches)} local steps read as one"
+            upload = upload.as_one_step()
+        simulate: GradientMap | UpdateMap
+        if upload.update is None:
+            simulate = GradientMap(self.module.cpu(), upload.start, step=upload.training.step)
+        else:
+            simulate = UpdateMap(self.module.cpu(), upload.start, upload.training)
+        simulated = simulate(match.images.cpu().nan_to_num(0.5), match.labels.cpu())[0].detach()
+        return relative_distance(simulated, flatten(upload.sent, simulate.names))
+
+    @staticmethod
+    def _shown(upload: Upload, match: Matched) -> Matched:
+        """Return the images to show: at most one batch of them if the number of records is a guess."""
+        if not upload.guessed:
+            return match
+        images = upload.training.images
+        count = min(images, max(map(len, upload.training.batches)))
+        rows = torch.linspace(0, images - 1, count).round().long()
+        return replace(match, images=match.images[:, rows], labels=match.labels[:, rows])
+
+    def _note(self, upload: Upload, settings: SearchSettings, records: int, readings: int) -> str:
+        """Return what a reader has to know of the guess."""
+        parts = [f"{settings.described()}, not tuned"]
+        if records:
+            parts = [f"{settings.described()}, chosen on {records} auxiliary records"]
+        if upload.guessed:
+            parts.append(f"{upload.training.images} records assumed, of {readings} numbers tried")
+        if self._as_one_step(upload):
+            parts.append(f"{len(upload.training.batches)} local steps read as one")
         if upload.note:
-            note += f"; {upload.note}"
-        return replace(reconstruction(upload, matched), note=note)
+            parts.append(upload.note)
+        return "; ".join(parts)
 
 
 def invert_gradients(
@@ -316,8 +313,11 @@ def invert_gradients(
     Returns:
         M rows, the best restart of each.
     """
-    gradients = GradientMap(module, tensors, step=step)
-    simulate = gradients if training is None else UpdateMap(module, tensors, training, smoothing=SMOOTHING)
+    simulate: GradientMap | UpdateMap
+    if training is None:
+        simulate = GradientMap(module, tensors, step=step)
+    else:
+        simulate = UpdateMap(module, tensors, training, smoothing=SMOOTHING)
     settings = settings or SearchSettings(**config.given)
     R, (M, n) = config.restarts, labels.shape
     target = torch.stack([flatten(s, simulate.names) for s in sent])
@@ -326,16 +326,20 @@ def invert_gradients(
     if training is not None:
         # Within one step the order means nothing; across steps it decides which labels met.
         y = torch.stack([row[torch.randperm(n, generator=generator)] for row in y])
-    matched = match_adam(
+    # Restarts of one message share their target's memory, which the engine takes advantage of.
+    target = target.expand(R, -1) if M == 1 else target.repeat_interleave(R, 0)
+    penalty = None
+    if statistics is not None:
+        penalty = statistics.repeated(R).weighted(config.statistics)
+    matches = match_adam(
         simulate,
-        # Restarts of one message share their target's memory, which the engine takes advantage of.
-        target.expand(R, -1) if M == 1 else target.repeat_interleave(R, 0),
+        target,
         first_images(x, y, means, settings.start),
         y.to(target.device),
         iterations=config.iterations,
         lr=settings.lr,
         tv=settings.tv,
         signed=config.signed,
-        penalty=None if statistics is None else statistics.repeated(R).weighted(config.statistics),
+        penalty=penalty,
     )
-    return best_of(matched, R)
+    return best_of(matches, R)

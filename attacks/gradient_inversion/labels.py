@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.errors import UsageError
-from fdaudit.models.network import call_with, last_layer
+from fdaudit.models.network import call_with, inputs_of, last_layer
 
 __all__ = [
     "expected_probabilities",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _PROBES = 256
-"""Most probes whose answers are differentiated."""
+"""Most probes of one pass."""
 _STEPS = 10_000
 """Records, about, that counts are corrected by one at a time; larger excesses take larger steps."""
 
@@ -66,9 +66,10 @@ def label_of_one(gradient: Mapping[str, Tensor], weight: str, bias: str | None) 
 
 def expected_probabilities(module: nn.Module, tensors: Mapping[str, Tensor], probes: Tensor) -> Tensor:
     """Return the mean softmax output (C,) of the network with these parameters over probe images (n, c, h, w)."""
+    chunks = probes.chunk(-(-len(probes) // 256))
     with torch.no_grad():
-        parts = [call_with(module, tensors, p).softmax(1) for p in probes.chunk(-(-len(probes) // 256))]
-    return torch.cat(parts).mean(0)
+        answers = torch.cat([call_with(module, tensors, chunk) for chunk in chunks])
+    return answers.softmax(1).mean(0)
 
 
 def probe_images(shape: tuple[int, ...], n: int, generator: torch.Generator) -> Tensor:
@@ -76,7 +77,8 @@ def probe_images(shape: tuple[int, ...], n: int, generator: torch.Generator) -> 
     if len(shape) == 1:
         return torch.randn(n, *shape, generator=generator)
     x = torch.rand(n, *shape, generator=generator)
-    density, brightness = (torch.rand(n, 1, 1, 1, generator=generator) for _ in range(2))
+    density = torch.rand(n, 1, 1, 1, generator=generator)
+    brightness = torch.rand(n, 1, 1, 1, generator=generator)
     return x * brightness * (torch.rand(n, *shape, generator=generator) < density)
 
 
@@ -106,10 +108,19 @@ def recover_counts(
     if n == 1:
         one: Tensor = F.one_hot(torch.tensor(label_of_one(gradient, weight, bias)), len(p))
         return one
-    # Without a bias: row sums of the weight gradient are its gradient times the mean sum of features (LLG).
-    g = gradient[bias] if bias else gradient[weight].sum(1) / _feature_sum(module, weight, tensors, probes)
+    if bias is not None:
+        g = gradient[bias]
+        certain = g.cpu() < 0
+    else:
+        # Row sums of the weight gradient are the bias's gradient times the mean sum of features (LLG).
+        layer = module.get_submodule(weight.rpartition(".")[0])
+        with torch.no_grad(), inputs_of(layer) as features:
+            call_with(module, tensors, probes[:_PROBES])
+        g = gradient[weight].sum(1) / features[0].sum(1).mean()
+        certain = None
+    # The bias gradient is E[p] - n_c / n, so n_c = n (E[p] - g).
     expected = n * (p - g.to(p)).double().cpu()
-    return _apportioned(expected, n, (g.cpu() < 0) if bias is not None else None)
+    return _apportioned(expected, n, certain)
 
 
 def recover_labels(
@@ -125,7 +136,8 @@ def _apportioned(expected: Tensor, n: int, certain: Tensor | None = None) -> Ten
     # Values that follow from no cross-entropy may be of any size, or not finite: loops below must not depend on it.
     expected = expected.nan_to_num(nan=0.0).clamp(-n, n)
     counts = expected.floor().clamp_min(0)
-    counts = counts if certain is None else torch.maximum(counts, certain.double())
+    if certain is not None:
+        counts = torch.maximum(counts, certain.double())
     while (lacking := int(n - counts.sum())) > 0:
         counts[(expected - counts).argmax()] += max(1, lacking // _STEPS)
     while (excess := int(counts.sum() - n)) > 0:
@@ -141,46 +153,35 @@ def _class_shares(
 
     A class whose answer is constant (rectified to 0) moves nothing; such classes share what the others leave.
     """
-    leaves = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    z = call_with(module, leaves, probes[:2])
-    last, values = [], 0
-    for name in reversed([name for name in gradient if name in leaves]):
-        last.append(name)
-        values += leaves[name].numel()
-        if values > 4 * z.shape[1]:
-            break
-    chosen = [leaves[name].requires_grad_() for name in last]
-    z = call_with(module, leaves, probes[:_PROBES])
+    tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    z = call_with(module, tensors, probes[:2])
+    last: dict[
+        str, Tensor
+    ] = {}  # the last parameters, until they hold values enough to tell the classes apart
+    for name in reversed(list(gradient)):
+        if name in tensors:
+            last[name] = tensors[name].requires_grad_()
+            if sum(p.numel() for p in last.values()) > 4 * z.shape[1]:
+                break
+    z = call_with(module, tensors, probes[:_PROBES])
 
-    def derivative(of: Tensor) -> Tensor:
-        found = torch.autograd.grad(of, chosen, retain_graph=True, materialize_grads=True)
-        return torch.cat([d.flatten() for d in found]).double().cpu()
+    def derivative(mean: Tensor) -> Tensor:
+        parts = torch.autograd.grad(mean, list(last.values()), retain_graph=True, materialize_grads=True)
+        return torch.cat([part.flatten() for part in parts]).double().cpu()
 
-    classes = torch.stack([derivative(z[:, c].mean()) for c in range(z.shape[1])])
+    # The gradient sent is E[J^T p] - Σ_c π_c E[J_c]; rows of `J` are E[J_c], and π is the least-squares solution.
+    J = torch.stack([derivative(z[:, c].mean()) for c in range(z.shape[1])])
     sent = torch.cat([gradient[name].flatten() for name in last]).double().cpu()
-    behind = derivative((z.softmax(1).detach() * z).sum(1).mean()) - sent
-    sizes = classes.norm(dim=1)
+    mixed = derivative((z.softmax(1).detach() * z).sum(1).mean()) - sent
+    sizes = J.norm(dim=1)
     constant = sizes <= _CONSTANT * sizes.max()
-    shares = torch.tensor(scipy.optimize.nnls(classes.T.numpy(), behind.numpy())[0]).masked_fill(constant, 0)
+    pi, _ = scipy.optimize.nnls(J.T.numpy(), mixed.numpy())
+    shares = torch.tensor(pi).masked_fill(constant, 0)
     if constant.any():
         shares[constant] = (1 - shares.sum()).clamp_min(0) / constant.sum()
     if n == 1 and shares[~constant].sum() > 0.5:
-        alike = F.cosine_similarity(classes, behind[None]).masked_fill(constant, -1)
-        return F.one_hot(alike.argmax(), len(classes)).double()
-    return shares / shares.sum() if shares.sum() > 0 else torch.full_like(shares, 1 / len(shares))
-
-
-def _feature_sum(module: nn.Module, weight: str, tensors: Mapping[str, Tensor], probes: Tensor) -> Tensor:
-    """Return the mean over the probes of the sum of the last layer's inputs."""
-    name = weight.rpartition(".")[0]
-    layer_inputs: list[Tensor] = []
-    hook = module.get_submodule(name).register_forward_pre_hook(
-        lambda _, inputs: layer_inputs.append(inputs[0])
-    )
-    try:
-        with torch.no_grad():
-            call_with(module, tensors, probes[:256])
-    finally:
-        hook.remove()
-    total: Tensor = layer_inputs[0].sum(1).mean()
-    return total
+        alike = F.cosine_similarity(J, mixed[None]).masked_fill(constant, -1)
+        return F.one_hot(alike.argmax(), len(J)).double()
+    if not shares.sum() > 0:
+        return torch.full_like(shares, 1 / len(shares))
+    return shares / shares.sum()

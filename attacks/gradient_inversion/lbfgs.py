@@ -63,18 +63,23 @@ def inverse_hessian_product(S: Tensor, Y: Tensor, g: Tensor) -> Tensor:
     Returns:
         (R, n) products; g itself for a row without history. The initial H⁻¹ is (sᵀy / yᵀy) I of the newest pair.
     """
+    # Theorem 2.2, with R the upper triangle of SᵀY, D its diagonal, p = Sᵀg, q = Yᵀg and u = R⁻¹p:
+    # H⁻¹g = γ g + S v - γ Y u, where v = R⁻ᵀ (D u + γ (YᵀY u - q)).
     # The small systems are solved in double precision: they are what loses digits near the minimum.
     SY = torch.bmm(S, Y.mT).double()
     YY = torch.bmm(Y, Y.mT).double()
-    p, q = (torch.bmm(M, g[:, :, None]).double() for M in (S, Y))
+    p = torch.bmm(S, g[:, :, None]).double()
+    q = torch.bmm(Y, g[:, :, None]).double()
     D = torch.diagonal(SY, dim1=1, dim2=2)
     used = D > 0
     gamma = torch.where(used[:, -1], D[:, -1] / YY[:, -1, -1].clamp_min(1e-300), 1.0)[:, None, None]
-    upper = torch.triu(SY) + torch.diag_embed((~used).double())
+    upper = torch.triu(SY) + torch.diag_embed((~used).double())  # unused places solve to zero
     u = torch.linalg.solve_triangular(upper, p, upper=True)
-    v = torch.linalg.solve_triangular(upper.mT, D[:, :, None] * u + gamma * (YY @ u - q), upper=False)
-    v, w = v.to(g.dtype), (gamma * u).to(g.dtype)
-    product: Tensor = gamma[:, :, 0].to(g.dtype) * g + (S.mT @ v - Y.mT @ w)[:, :, 0]
+    right = D[:, :, None] * u + gamma * (YY @ u - q)
+    v = torch.linalg.solve_triangular(upper.mT, right, upper=False).to(g.dtype)
+    w = (gamma * u).to(g.dtype)
+    correction = (S.mT @ v - Y.mT @ w)[:, :, 0]
+    product: Tensor = gamma[:, :, 0].to(g.dtype) * g + correction
     return product
 
 
@@ -135,12 +140,15 @@ class _Search:
     def __init__(self, x: Tensor, history: int) -> None:
         R, n = x.shape
         self.x = x
-        self.S, self.Y = x.new_zeros(R, history, n), x.new_zeros(R, history, n)
-        self.low, self.high = x.new_zeros(R), x.new_full((R,), torch.inf)
+        self.S = x.new_zeros(R, history, n)
+        self.Y = x.new_zeros(R, history, n)
+        self.low = x.new_zeros(R)
+        self.high = x.new_full((R,), torch.inf)
         self.trials = torch.zeros(R, dtype=torch.int64, device=x.device)
         self.spent = torch.zeros_like(self.trials)
         self.stuck = torch.zeros(R, dtype=torch.bool, device=x.device)
-        self.converged, self.dropped = self.stuck.clone(), self.stuck.clone()
+        self.converged = self.stuck.clone()
+        self.dropped = self.stuck.clone()
 
     def start(self, f: Tensor, g: Tensor) -> None:
         """Store the first evaluation; a row whose value is not finite is stuck."""
@@ -157,19 +165,21 @@ class _Search:
         """Process one evaluation of `rows`: each accepts its trial point or narrows its bracket."""
         self.spent[rows] += 1
         self.trials[rows] += 1
-        t, slope = self.t[rows], (self.g[rows] * self.d[rows]).sum(1)
+        t = self.t[rows]
+        slope = (self.g[rows] * self.d[rows]).sum(1)
+        # The weak Wolfe conditions: the value falls enough (Armijo), and the slope flattens enough (curvature).
         finite = torch.isfinite(f) & torch.isfinite(g).all(1)
         falls = finite & (f <= self.f[rows] + _ARMIJO * t * slope)
         flattens = (g * self.d[rows]).sum(1) >= _CURVATURE * slope
         late = self.trials[rows] >= _TRIALS
-        accepted = falls & (flattens | late)
+        accepts = falls & (flattens | late)
         self._narrow(rows, t, f, slope, falls, finite)
-        self.dropped[rows] = late & ~accepted
-        taken, curved = _positions(accepted, accepted & self._curves(rows, trial, g))
+        self.dropped[rows] = late & ~accepts
+        accepted, curved = _positions(accepts, accepts & self._curves(rows, trial, g))
         if len(curved):
             self._remember(rows[curved], trial[curved], g[curved])
-        if len(taken):
-            self._accept(rows[taken], trial[taken], f[taken], g[taken])
+        if len(accepted):
+            self._accept(rows[accepted], trial[accepted], f[accepted], g[accepted])
         self.stuck |= self.dropped & (self.S[:, -1] == 0).all(1)
 
     def _narrow(
@@ -189,28 +199,38 @@ class _Search:
 
     def _curves(self, rows: Tensor, x: Tensor, g: Tensor) -> Tensor:
         """Return whether the step of each row (k,) to x shows positive curvature, so that it can be a pair."""
-        s, y = x - self.x[rows], g - self.g[rows]
+        s = x - self.x[rows]
+        y = g - self.g[rows]
         curves: Tensor = (s * y).sum(1) > 1e-10 * s.norm(dim=1) * y.norm(dim=1)
         return curves
 
     def _remember(self, rows: Tensor, x: Tensor, g: Tensor) -> None:
         """Put the pair of a step to x in the place of the oldest one."""
-        for pairs, new in ((self.S, x - self.x[rows]), (self.Y, g - self.g[rows])):
-            pairs[rows] = torch.cat([pairs[rows, 1:], new[:, None]], 1)
+        s = x - self.x[rows]
+        y = g - self.g[rows]
+        self.S[rows] = torch.cat([self.S[rows, 1:], s[:, None]], 1)
+        self.Y[rows] = torch.cat([self.Y[rows, 1:], y[:, None]], 1)
 
     def _accept(self, rows: Tensor, x: Tensor, f: Tensor, g: Tensor) -> None:
-        self.x[rows], self.f[rows], self.g[rows] = x, f, g
+        """Move to accepted points; a row whose next direction does not descend is dropped."""
+        self.x[rows] = x
+        self.f[rows] = f
+        self.g[rows] = g
         d = -inverse_hessian_product(self.S[rows], self.Y[rows], g)
         self.dropped[rows] = ~(torch.isfinite(d).all(1) & ((d * g).sum(1) < 0))
-        self.d[rows], self.t[rows] = d, 1.0
-        self._open(rows)
+        self._search_along(rows, d, 1.0)
 
     def restart(self, rows: Tensor) -> None:
         """Drop the history of rows, and try steepest descent."""
-        self.S[rows], self.Y[rows] = 0, 0
-        self.d[rows], self.t[rows] = -self.g[rows], self._first_step(self.g[rows])
+        self.S[rows] = 0
+        self.Y[rows] = 0
         self.dropped[rows] = False
-        self._open(rows)
+        g = self.g[rows]
+        self._search_along(rows, -g, self._first_step(g))
 
-    def _open(self, rows: Tensor) -> None:
-        self.low[rows], self.high[rows], self.trials[rows] = 0, torch.inf, 0
+    def _search_along(self, rows: Tensor, d: Tensor, t: Tensor | float) -> None:
+        self.d[rows] = d
+        self.t[rows] = t
+        self.low[rows] = 0
+        self.high[rows] = torch.inf
+        self.trials[rows] = 0

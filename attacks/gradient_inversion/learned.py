@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fdaudit.config import Config
-from fdaudit.errors import UsageError
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.models.network import call_with
 from fdaudit.registry import AttackCard
 from fdaudit.storage.cache import computed_once
 from fdaudit.tasks import labels_of
 from fdaudit.training.objectives import loss_function
-from fdaudit.types import Applicability, AttackTask
+from fdaudit.types import AttackTask
 
 from .._reading import reads_forms
 from .training_mode import separable_network
-from .uploads import Upload, applies, find_uploads
+from .upload_attack import UploadAttack
+from .uploads import Upload, find_upload
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -39,7 +39,7 @@ _WIDTHS = (0.3, 1.0, 3.0)
 """Factors of squared distances in the kernel, between gradients of unit length."""
 _RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 """λ; the kernel is 1 between equal gradients."""
-_TRIED = 2000
+_TRIALS = 2000
 """Most gradients on which widths and ridges are tried."""
 _CHUNK = 1 << 25
 """Values of gradients at once."""
@@ -57,7 +57,7 @@ class LearnedInversionConfig(Config):
 
 
 @reads_forms
-class LearnedInversion:
+class LearnedInversion(UploadAttack[Upload]):
     """Predicts the image behind a gradient by kernel ridge regression on gradients of auxiliary records.
 
     The adversary computes gradients of its own records, of which it knows the images, at the model that the victim
@@ -88,50 +88,48 @@ class LearnedInversion:
     def __init__(self, config: LearnedInversionConfig) -> None:
         self.config = config
 
-    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check for a victim's upload, the model that it started from, the architecture and auxiliary records."""
-        module = separable_network(knowledge)
-        if isinstance(module, str):
-            return Applicability(False, module)
+    def network(self, knowledge: Knowledge) -> nn.Module | str:
+        """Return the network in evaluation: the regression learns from gradients of single records."""
+        return separable_network(knowledge)
+
+    def lacking(self, module: nn.Module, knowledge: Knowledge) -> str:
+        """Return a reason if there are too few auxiliary records to learn from."""
         if knowledge.auxiliary is None or len(knowledge.auxiliary[0]) < _LEAST:
-            return Applicability(False, f"the regression needs {_LEAST} auxiliary records")
-        return applies(*find_uploads(view, task.targets, self.config.round, 1))
+            return f"the regression needs {_LEAST} auxiliary records"
+        return ""
+
+    def read(self, view: View, knowledge: Knowledge, target: str) -> Upload | str:
+        """Return a victim's upload of one image."""
+        return find_upload(view, target, self.config.round, 1)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Reconstruction, ...]:
         """Return one `Reconstruction` for each victim with a suitable upload; images (n, c, h, w) in [0, 1]."""
-        module, auxiliary = separable_network(knowledge), knowledge.auxiliary
-        if isinstance(module, str) or auxiliary is None:
-            raise UsageError("knowledge", None, "does not do for an inversion", "Ask `applicable` first.")
-        fitted: dict[int, _Regression] = {}
+        module, auxiliary = self.checked_network(knowledge), knowledge.auxiliary
+        assert auxiliary is not None  # noqa: S101 - `lacking` names them
+        regressions: dict[int, _Regression] = {}  # by the model that gradients are taken at
+        settings = self.config.model_dump(mode="json")
+        card = {"attack": self.card.name, "settings": settings, **knowledge.described}
         guesses = []
-        for upload in find_uploads(view, task.targets, self.config.round, 1)[0]:
+        for target, upload in self.readings(view, knowledge, task)[0].items():
             one = upload.as_one_step()
 
             def predict(draws: torch.Generator, one: Upload = one) -> dict[str, Tensor]:
-                if one.start_seq not in fitted:
-                    gradients = _Gradients(module, one.start, knowledge, self.config.features)
-                    fitted[one.start_seq] = _Regression.fitted(
-                        gradients, auxiliary, self.config.copies, draws
+                if one.start_seq not in regressions:
+                    sketch = _GradientSketch(module, one.start, knowledge, self.config.features)
+                    regressions[one.start_seq] = _Regression.fitted(
+                        sketch, auxiliary, self.config.copies, draws
                     )
-                return {"images": fitted[one.start_seq].image(one.gradient)}
+                return {"images": regressions[one.start_seq].image(one.gradient)}
 
-            card = {
-                "attack": self.card.name,
-                "settings": self.config.model_dump(mode="json"),
-                **knowledge.described,
-            }
             images = computed_once(card, [*auxiliary, one.start, one.gradient], predict)["images"]
-            guesses.append(
-                Reconstruction(
-                    target=upload.target, messages=upload.messages, images=images, note=upload.note
-                )
-            )
+            guess = Reconstruction(target=target, messages=upload.messages, images=images, note=upload.note)
+            guesses.append(guess)
         return tuple(guesses)
 
 
-class _Gradients:
+class _GradientSketch:
     """Sketches of single records' gradients at one model.
 
     A sketch adds each value, under a random sign, to one of `features` entries. It nearly keeps inner products.
@@ -148,36 +146,49 @@ class _Gradients:
     ) -> None:
         self._device = knowledge.device
         self._module = module.to(self._device)
-        self._free = {k: start[k].detach().to(self._device) for k, _ in module.named_parameters()}
-        self._fixed = {k: start.get(k, b).detach().to(self._device) for k, b in module.named_buffers()}
+        self._parameters: dict[str, Tensor] = {}
+        for name, _ in module.named_parameters():
+            self._parameters[name] = start[name].detach().to(self._device)
+        self._buffers: dict[str, Tensor] = {}
+        for name, own in module.named_buffers():
+            self._buffers[name] = start.get(name, own).detach().to(self._device)
         self._loss = loss_function(knowledge.task.labels.objective, 1.0)
-        self.values, self._features = sum(p.numel() for p in self._free.values()), features
+        self._features = features
+        self._values = sum(p.numel() for p in self._parameters.values())
         generator = torch.Generator().manual_seed(0)  # any will do: the sketch is no secret
-        self._place = torch.randint(features, (self.values,), generator=generator)
-        self._sign = torch.randint(2, (self.values,), generator=generator) * 2.0 - 1.0
+        self._place = torch.randint(features, (self._values,), generator=generator)
+        self._sign = torch.randint(2, (self._values,), generator=generator) * 2.0 - 1.0
 
     def of(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the sketches (n, f) of the gradients of records (x, y), each by itself."""
-        size = max(1, _CHUNK // max(self.values, x[0].numel() * 64))
-        parts = zip(x.split(size), y.split(size), strict=True)
-        return torch.cat([self._some(a.to(self._device), b.to(self._device)) for a, b in parts])
+        size = max(1, _CHUNK // max(self._values, x[0].numel() * 64))
+        sketches = []
+        for images, labels in zip(x.split(size), y.split(size), strict=True):
+            gradients = self._each(images.to(self._device), labels.to(self._device))
+            rows = torch.cat([gradients[name].flatten(1) for name in self._parameters], 1)
+            sketches.append(self._sketch(rows.cpu()))
+        return torch.cat(sketches)
 
     def sent(self, gradient: Mapping[str, Tensor]) -> Tensor:
         """Return the sketch (1, f) of a gradient that was sent."""
-        return self._sketch(torch.cat([gradient[k].float().flatten() for k in self._free])[None].cpu())
+        row = torch.cat([gradient[name].float().flatten() for name in self._parameters])
+        return self._sketch(row[None].cpu())
 
-    def _some(self, x: Tensor, y: Tensor) -> Tensor:
-        def loss(free: Mapping[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
-            return self._loss(call_with(self._module, {**free, **self._fixed}, one[None]), label[None])
+    def _each(self, x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+        """Return the gradients (n, ...) of n records by parameter."""
 
+        def loss(parameters: Mapping[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+            answer = call_with(self._module, {**parameters, **self._buffers}, image[None])
+            return self._loss(answer, label[None])
+
+        gradients: dict[str, Tensor] = {}
         try:
-            gradients = vmap(grad(loss), (None, 0, 0))(self._free, x, y)
+            gradients = vmap(grad(loss), (None, 0, 0))(self._parameters, x, y)
         except RuntimeError:  # a network that cannot be vectorised is asked record by record
-            each = [grad(loss)(self._free, *one) for one in zip(x, y, strict=True)]
-            gradients = {}
-            for k in self._free:
-                gradients[k] = torch.stack([gradient[k] for gradient in each])
-        return self._sketch(torch.cat([gradients[k].flatten(1) for k in self._free], 1).cpu())
+            each = [grad(loss)(self._parameters, *record) for record in zip(x, y, strict=True)]
+            for name in self._parameters:
+                gradients[name] = torch.stack([gradient[name] for gradient in each])
+        return gradients
 
     def _sketch(self, values: Tensor) -> Tensor:
         empty = torch.zeros(len(values), self._features)
@@ -189,59 +200,69 @@ class _Regression:
     """A kernel ridge regression from sketches of gradients to images.
 
     Attributes:
-        gradients: makes the sketches.
-        known: (m, f + 1) features of the gradients that it was fitted to.
+        sketch: makes the sketches.
+        centres: (m, f + 1) features of the gradients that it was fitted to.
         weights: (m, d) of each of them for each pixel.
         mean: (c, h, w) mean image.
         width: factor of squared distances in the kernel.
     """
 
-    gradients: _Gradients
-    known: Tensor
+    sketch: _GradientSketch
+    centres: Tensor
     weights: Tensor
     mean: Tensor
     width: float
 
     @classmethod
     def fitted(
-        cls, gradients: _Gradients, auxiliary: tuple[Tensor, Tensor], copies: int, generator: torch.Generator
+        cls,
+        sketch: _GradientSketch,
+        auxiliary: tuple[Tensor, Tensor],
+        copies: int,
+        generator: torch.Generator,
     ) -> _Regression:
         """Fit the regression to copies of auxiliary records; a fifth of the records chooses width and ridge."""
         rows = torch.randperm(len(auxiliary[1]), generator=generator)[:_RECORDS]
         x, y = auxiliary[0][rows], auxiliary[1][rows]
-        copied = [_moved(x, y, k) for k in range(copies)]
-        features = torch.stack([_features(gradients.of(*one)) for one in copied])
-        targets = torch.stack([images for images, _ in copied])
-        mean, first = targets.flatten(0, 1).mean(0), len(x) // 5
-        pixels = (targets - mean).flatten(2)
-        some = torch.randperm(copies * (len(x) - first), generator=generator)[:_TRIED]
-        f, p = features[:, first:].flatten(0, 1)[some], pixels[:, first:].flatten(0, 1)[some]
+        images, features = [], []
+        for k in range(copies):
+            copy = _turned(x, k)
+            labels = _turned(y, k) if labels_of(y).dense else y  # masks turn with their images
+            images.append(copy)
+            features.append(_features(sketch.of(copy, labels)))
+        f, targets = torch.stack(features), torch.stack(images)
+        mean = targets.flatten(0, 1).mean(0)
+        p = (targets - mean).flatten(2)
+        # The first fifth of the records is held out: each width and ridge is fitted to some of the others.
+        fifth = len(x) // 5
+        some = torch.randperm(copies * (len(x) - fifth), generator=generator)[:_TRIALS]
+        f_others, p_others = f[:, fifth:].flatten(0, 1)[some], p[:, fifth:].flatten(0, 1)[some]
         errors = {}
         for width in _WIDTHS:
+            kernel = _kernel(f[0, :fifth], f_others, width)
             for ridge in _RIDGES:
-                predicted = _kernel(features[0, :first], f, width) @ _solved(f, p, width, ridge)
-                errors[width, ridge] = float((predicted - pixels[0, :first]).square().mean())
+                predicted = kernel @ _solved(f_others, p_others, width, ridge)
+                errors[width, ridge] = float((predicted - p[0, :fifth]).square().mean())
         width, ridge = min(errors, key=errors.__getitem__)
-        f, p = features.flatten(0, 1), pixels.flatten(0, 1)
-        return cls(gradients, f, _solved(f, p, width, ridge), mean, width)
+        f, p = f.flatten(0, 1), p.flatten(0, 1)
+        return cls(sketch, f, _solved(f, p, width, ridge), mean, width)
 
     def image(self, gradient: Mapping[str, Tensor]) -> Tensor:
         """Return the image (1, c, h, w) in [0, 1] that stands behind a gradient."""
-        near = _kernel(_features(self.gradients.sent(gradient)), self.known, self.width)
-        return (near @ self.weights).view(1, *self.mean.shape).add(self.mean).nan_to_num(0.5).clamp(0, 1)
+        near = _kernel(_features(self.sketch.sent(gradient)), self.centres, self.width)
+        image = (near @ self.weights).view(1, *self.mean.shape).add(self.mean)
+        return image.nan_to_num(0.5).clamp(0, 1)
 
 
-def _moved(x: Tensor, y: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return images (n, c, h, w), and masks, in the k-th of eight attitudes; images that are not square in four."""
-    turned = x.shape[-1] == x.shape[-2] and bool(k & 4)
-    masks = labels_of(y).dense
-
-    def one(t: Tensor) -> Tensor:
-        t = t.flip(-1) if k & 1 else t
-        t = t.flip(-2) if k & 2 else t
-        return t.transpose(-1, -2) if turned else t
-
-    return one(x), one(y) if masks else y
+def _turned(t: Tensor, k: int) -> Tensor:
+    """Return images, or masks, (..., h, w) in the k-th of eight attitudes; those that are not square in four."""
+    if k & 1:
+        t = t.flip(-1)
+    if k & 2:
+        t = t.flip(-2)
+    if k & 4 and t.shape[-1] == t.shape[-2]:
+        t = t.transpose(-1, -2)
+    return t
 
 
 def _features(sketches: Tensor) -> Tensor:

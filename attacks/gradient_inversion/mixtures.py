@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fdaudit.models.network import call_with, last_layer, moved
+from fdaudit.models.network import call_with, inputs_of, last_layer, moved
 
 __all__ = ["LastLayer", "class_gradients", "halfway", "mixture", "mixture_of"]
 
@@ -42,17 +42,16 @@ class LastLayer:
         cls, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, classes: int
     ) -> LastLayer:
         """Pass records x (n, c, h, w) of classes y (n,) through a network with these tensors."""
-        layer = module.get_submodule(last_layer(module, x)[0].rpartition(".")[0])
-        layer_inputs: list[Tensor] = []
-        hook = layer.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0].detach()))
+        weight, _ = last_layer(module, x)
+        layer = module.get_submodule(weight.rpartition(".")[0])
         on_device = moved(tensors, x.device)
-        try:
-            with torch.no_grad():
-                z = torch.cat([call_with(module, on_device, part) for part in x.chunk(-(-len(x) // 512))])
-        finally:
-            hook.remove()
-        a = torch.cat([torch.cat([part, part.new_ones(len(part), 1)], 1) for part in layer_inputs])
-        return cls(z.double().softmax(1) - F.one_hot(y, classes), a, y)
+        chunks = x.chunk(-(-len(x) // 512))
+        with torch.no_grad(), inputs_of(layer) as layer_inputs:
+            answers = torch.cat([call_with(module, on_device, chunk) for chunk in chunks])
+        a = torch.cat(layer_inputs)
+        a = torch.cat([a, a.new_ones(len(a), 1)], 1)
+        error = answers.double().softmax(1) - F.one_hot(y, classes)
+        return cls(error, a, y)
 
     @property
     def finite(self) -> bool:
@@ -101,26 +100,30 @@ def class_gradients(
     return LastLayer.of(module, tensors, x, y, classes).gradients()
 
 
-def mixture(columns: list[Tensor], seen: list[Tensor]) -> Tensor:
+def mixture(gradients: list[Tensor], uploads: list[Tensor]) -> Tensor:
     """Return shares (C,), π ≥ 0 minimising Σ ‖Σ_c π_c G_c - g‖² over uploads; they sum to 1, or to 0 if nothing fits.
 
     Args:
-        columns: for each upload G (C, C, F), per-class gradients.
-        seen: for each upload g (C, F), the gradient, or minus the update.
+        gradients: for each upload G (C, C, F), per-class gradients.
+        uploads: for each upload g (C, F), the gradient, or minus the update.
     """
-    return mixture_of(zip(columns, seen, strict=True), len(columns[0]))
+    return mixture_of(zip(gradients, uploads, strict=True), len(gradients[0]))
 
 
 def mixture_of(parts: Iterable[tuple[Tensor, Tensor]], classes: int) -> Tensor:
     """Return the shares of `mixture` from pairs G (C, C, f), g (C, f), one at a time: uploads, or blocks of them."""
-    gram, right = np.zeros((classes, classes)), np.zeros(classes)
+    gram = np.zeros((classes, classes))
+    right = np.zeros(classes)
     for G, g in parts:
         flat = G.reshape(classes, -1)
         gram += (flat @ flat.T).numpy()
         right += (flat @ g.double().flatten()).numpy()
-    # The normal equations' square root, so that what is solved has C rows however large the layer is.
+    # The normal equations' square root L, LLᵀ = GGᵀ: ‖Lᵀπ - L⁻¹Gg‖ differs from ‖Gᵀπ - g‖ by a constant, and what is
+    # solved has C rows however large the layer is.
     gram += np.eye(classes) * (1e-9 * np.trace(gram) / classes + 1e-300)
     factor = np.linalg.cholesky(gram)
     pi, _ = scipy.optimize.nnls(factor.T, np.linalg.solve(factor, right))
     total = pi.sum()
-    return torch.from_numpy(pi / total if total > 0 else pi)
+    if total > 0:
+        pi = pi / total
+    return torch.from_numpy(pi)

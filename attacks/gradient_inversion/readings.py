@@ -34,18 +34,17 @@ def find_readings(view: View, target: str, round: int, max_images: int) -> list[
     A coalition reads the upload as a whole and as each member would alone, so it finds everything that a member finds.
     Equal readings are listed once. Guessed numbers of records are left out if the coalition knows the number.
     """
-    readings = list[Upload]()
+    readings: dict[object, Upload] = {}  # equal ones once
     reasons = list[str]()
-    for one_view in (view, *_alone(view)):
+    for one_view in (view, *_views_of_members(view)):
         own = _readings(one_view, target, round, max_images)
         if isinstance(own, str):
             reasons.append(own)
-        else:
-            for reading in own:
-                if not any(_same(reading, other) for other in readings):
-                    readings.append(reading)
-    counted = [u for u in readings if not u.guessed]
-    return counted or readings or reasons[0]
+            continue
+        for reading in own:
+            readings.setdefault((reading.seq, reading.start_seq, reading.training), reading)
+    counted = [reading for reading in readings.values() if not reading.guessed]
+    return counted or list(readings.values()) or reasons[0]
 
 
 def likeliest(readings: Sequence[Upload], distances: Sequence[float]) -> list[Upload]:
@@ -85,7 +84,8 @@ def auxiliary_distance(
     target = flatten(upload.sent, simulate.names)
     with torch.no_grad():
         simulated = simulate(auxiliary[0][rows], auxiliary[1][rows])
-    simulated = simulated if upload.update is not None else -simulated / upload.training.gain
+    if upload.update is None:
+        simulated = -simulated / upload.training.gain
     return sum(relative_distance(one, target) for one in simulated) / _DRAWS
 
 
@@ -95,21 +95,22 @@ def _readings(view: View, target: str, round: int, max_images: int) -> list[Uplo
     if isinstance(messages, str):
         return messages
     reading = read_upload(view, *messages, target, sample_count(view, target), max_images, adaptive=True)
+    if isinstance(reading, Upload):
+        return [reading]
     if reading != UNCOUNTED:
-        return reading if isinstance(reading, str) else [reading]
-    tried = [
-        read_upload(view, *messages, target, n, max_images, adaptive=True) for n in COUNTS if n <= max_images
-    ]
-    guesses = [replace(u, guessed=True) for u in tried if isinstance(u, Upload)]
+        return reading
+    guesses = []
+    for n in COUNTS:
+        if n <= max_images:
+            guess = read_upload(view, *messages, target, n, max_images, adaptive=True)
+            if isinstance(guess, Upload):
+                guesses.append(replace(guess, guessed=True))
     return guesses or f"{UNCOUNTED}; max_images allows none of the numbers that are tried"
 
 
-def _alone(view: View) -> Iterator[View]:
+def _views_of_members(view: View) -> Iterator[View]:
     """Yield the view of each member of a coalition; nothing for a single party."""
     if len(view.members) > 1:
         for member in view.members:
-            yield replace(view, messages=tuple(m for m in view.messages if member in m.parties()))
-
-
-def _same(one: Upload, other: Upload) -> bool:
-    return (one.seq, one.start_seq, one.training) == (other.seq, other.start_seq, other.training)
+            messages = [m for m in view.messages if member in m.parties()]
+            yield replace(view, messages=tuple(messages))

@@ -27,18 +27,18 @@ def uploads_for_one_model(view: View, message: Message, origin: Message, target:
         origin: the model that it started from.
         target: the client.
     """
-    sent = [m for m in view.messages if DEVIATION in m.fields and m.sender in view.members]
-    if message.sender != target or not any(target in m.receivers for m in sent):
+    deviating = [m for m in view.messages if DEVIATION in m.fields and m.sender in view.members]
+    if message.sender != target or not any(target in m.receivers for m in deviating):
         return [message]
     start = view.tensors(origin)
-    found = [message]
+    uploads = [message]
     for other in with_payload(view.select(kind=message.kind, sender=target)):
-        if other.seq == message.seq or other.round == message.round:
+        if other.round == message.round or other.fields != message.fields:
             continue
         received = received_before(view, other, target)
-        if received and other.fields == message.fields and _equal(view.tensors(received[-1]), start):
-            found.append(other)
-    return found
+        if received and _equal(view.tensors(received[-1]), start):
+            uploads.append(other)
+    return uploads
 
 
 def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fdaudit.models.network import moved
 from fdaudit.storage.cache import computed_once
-from fdaudit.transcript.messages import role
 
+from .._uploads import clients_of
 from .class_prior import ClassPrior
 from .composition import batch_like, labels_behind
 from .defended import defended
@@ -58,7 +58,7 @@ def tuned(
         device: where to optimise.
     """
     auxiliary = knowledge.auxiliary
-    if auxiliary is None or {"tv", "lr", "start", "shrink"} <= given.keys():
+    if auxiliary is None or SearchSettings().tensors().keys() <= given.keys():
         return SearchSettings(**given)
     training = trained_alike(upload.training, labels.shape[1])
 
@@ -73,7 +73,8 @@ def tuned(
             statistics=statistics,
             device=device,
         )
-        return choose(given, replace(trial, signed=signed), iterations, generator).tensors()
+        settings = choose(given, replace(trial, signed=signed), iterations, generator)
+        return settings.tensors()
 
     card = {
         "tuned": dict(given),
@@ -86,9 +87,10 @@ def tuned(
         "training": asdict(training),
         "scale": upload.scale,
         "defenses": [dict(d) for d in upload.defenses],
-        **({} if upload.repeats == 1 else {"repeats": upload.repeats}),
         "labels": labels.tolist(),
     }
+    if upload.repeats > 1:
+        card["repeats"] = upload.repeats
     return SearchSettings.of(computed_once(card, [*auxiliary, upload.start], make))
 
 
@@ -98,10 +100,11 @@ def peers(view: View, upload: Upload, round: int, max_images: int) -> list[Uploa
     They include clients that are not victims, so adversaries who see the same uploads choose the same settings.
     """
     uploads = list[Upload]()
-    for client in (party for party in view.parties if role(party) == "client"):
+    for client in clients_of(view):
         readings = find_readings(view, client, round, max_images)
         if not isinstance(readings, str):
-            uploads += [u for u in readings if _alike(u, upload)][:1]
+            alike = [u for u in readings if _conditions(u) == _conditions(upload)]
+            uploads += alike[:1]
         if len(uploads) == BATCHES:
             break
     return uploads or [upload]
@@ -117,8 +120,11 @@ def compositions(
     """Return labels (K, n) of auxiliary batches: K of the uploads' own, in turn, until there are `records` records."""
     n = min(uploads[0].training.images, records)
     count = max(1, min(BATCHES, records // n))
-    chosen = [uploads[k % len(uploads)] for k in range(count)]
-    return torch.stack([labels_behind(u, module, n, probes, auxiliary) for u in chosen])
+    labels = []
+    for k in range(count):
+        upload = uploads[k % len(uploads)]
+        labels.append(labels_behind(upload, module, n, probes, auxiliary))
+    return torch.stack(labels)
 
 
 def auxiliary_trial(
@@ -145,31 +151,43 @@ def auxiliary_trial(
         device: where to optimise; default: the CPU.
     """
     device = device or torch.device("cpu")
-    rows = torch.stack([batch_like(row, auxiliary[1], generator) for row in labels])
-    others = torch.ones(len(auxiliary[1]), dtype=torch.bool)
-    others[rows] = False
-    rest = (auxiliary[0][others], auxiliary[1][others]) if bool(others.any()) else auxiliary
-    x, y = auxiliary[0][rows].to(device), auxiliary[1][rows].to(device)
+    all_x, all_y = auxiliary
+    rows = torch.stack([batch_like(row, all_y, generator) for row in labels])
+    x, y = all_x[rows].to(device), all_y[rows].to(device)
     training = trained_alike(upload.training, labels.shape[1])
     module, start = module.to(device), moved(upload.start, device)
     gradient = GradientMap(module, start, step=training.step)
-    update = None if upload.update is None else UpdateMap(module, start, training)
-    values = (gradient(x, y) if update is None else update(x, y)).detach()
+    # The clients' uploads follow their steps exactly. The search simulates what the attack would: a gradient, smoothed
+    # steps, or an update's mean gradient.
+    simulate: GradientMap | UpdateMap = gradient
+    if upload.update is None:
+        values = gradient(x, y).detach()
+    else:
+        values = UpdateMap(module, start, training)(x, y).detach()
+        if not one_step:
+            simulate = UpdateMap(module, start, training, smoothing=SMOOTHING)
     released = [defended(values / upload.scale, upload.defenses, generator) for _ in range(upload.repeats)]
     target = torch.stack(released).mean(0) * upload.scale
-    if update is not None and one_step:
+    if upload.update is not None and one_step:
         target = -target / training.gain - training.weight_decay * flatten(start, gradient.names)
-    searched = UpdateMap(module, start, training, smoothing=SMOOTHING)
-    simulate = gradient if update is None or one_step else searched
+    order = y.argsort(1)
+    if simulate is not gradient:  # across steps the order of labels is unknown
+        order = torch.rand(y.shape, generator=generator).argsort(1).to(device)
+    penalty = None
     shown = shown_statistics(upload, module) if statistics else {}
-    penalty = BatchStatistics.of(module, start, x, shown).weighted(statistics) if shown else None
-    order = y.argsort(1) if simulate is gradient else torch.rand(y.shape, generator=generator).argsort(1)
+    if shown:
+        penalty = BatchStatistics.of(module, start, x, shown).weighted(statistics)
+    others = torch.ones(len(all_y), dtype=torch.bool)
+    others[rows] = False
+    rest = auxiliary
+    if others.any():
+        rest = (all_x[others], all_y[others])
     return TuningTrial(
         simulate=simulate,
         target=target,
         x=x,
-        y=y.gather(1, order.to(device)),
-        prior=ClassPrior.of(rest, int(auxiliary[1].max()) + 1).to(device),
+        y=y.gather(1, order),
+        prior=ClassPrior.of(rest, int(all_y.max()) + 1).to(device),
         statistics=penalty,
     )
 
@@ -179,13 +197,13 @@ def trained_alike(training: ClientSteps, n: int) -> ClientSteps:
     if n == training.images:
         return training
     size = len(training.batches[0])
+    if len(training.batches) == 1:
+        size = max(size, n)
     passes = max(1, round(sum(map(len, training.batches)) / training.images))
-    return replace(
-        training, batches=schedule(n, max(size, n) if len(training.batches) == 1 else size, epochs=passes)
-    )
+    return replace(training, batches=schedule(n, size, epochs=passes))
 
 
-def _alike(one: Upload, other: Upload) -> bool:
-    """Return whether two uploads come from the same model by the same steps under the same defences."""
-    keys = [(u.start_seq, u.training, u.update is None, u.scale, u.guessed) for u in (one, other)]
-    return keys[0] == keys[1] and (list(one.defenses), one.repeats) == (list(other.defenses), other.repeats)
+def _conditions(upload: Upload) -> tuple[object, ...]:
+    """Return what uploads from the same model, by the same steps and under the same defences, have in common."""
+    steps = (upload.start_seq, upload.training, upload.update is None)
+    return (*steps, upload.scale, upload.guessed, list(upload.defenses), upload.repeats)

@@ -1,4 +1,4 @@
-"""Settings of Inverting Gradients, chosen on auxiliary records at the model that the victims started from.
+"""SearchSettings of Inverting Gradients, chosen on auxiliary records at the model that the victims started from.
 
 The best total variation, step and start depend on the network. An adversary who knows the architecture, holds auxiliary
 records and sees the model can measure them. It makes its own uploads, inverts them with every setting, and compares the
@@ -13,7 +13,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -46,13 +45,13 @@ _SLOWER = 0.3
 _SHRINKS = tuple(k / 10 for k in range(10))
 _SHORT = 4
 """Short trials take this part of a long one's iterations."""
-_KEPT = 2
+_FINALISTS = 2
 """Number of settings that continue from short trials to long ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """Settings of one search, with the defaults for untuned ones.
+    """SearchSettings of one search, with the defaults for untuned ones.
 
     Attributes:
         tv: weight of total variation.
@@ -68,7 +67,7 @@ class SearchSettings:
 
     def described(self) -> str:
         """Return the settings in words."""
-        start = "noise" if self.start == "noise" else "noise and class means"
+        start = {"noise": "noise", "blend": "noise and class means"}[self.start]
         return (
             f"total variation {self.tv:.2g}, step {self.lr:.2g}, start {start}, {self.shrink:.0%} class prior"
         )
@@ -82,7 +81,8 @@ class SearchSettings:
     def of(cls, tensors: Mapping[str, Tensor]) -> SearchSettings:
         """Return the settings that `tensors` were made from."""
         values: dict[str, Any] = {name: float(value) for name, value in tensors.items()}
-        return cls(**{**values, "start": STARTS[int(values["start"])]})
+        values["start"] = STARTS[int(values["start"])]
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,26 +107,27 @@ class TuningTrial:
     signed: bool = True
     statistics: BatchStatistics | None = None
 
-    def inverted(self, tried: Sequence[SearchSettings], noise: Tensor, iterations: int) -> Tensor:
+    def inverted(self, settings: Sequence[SearchSettings], noise: Tensor, iterations: int) -> Tensor:
         """Return images (S, K, n, c, h, w) from S settings, all from the same noise (K, n, c, h, w)."""
-        S, K = len(tried), len(self.y)
-
-        def each(values: Sequence[float]) -> Tensor:
-            return torch.tensor(values, dtype=noise.dtype, device=noise.device).repeat_interleave(K)
-
-        starts = [first_images(noise, self.y, self.prior.means, s.start) for s in tried]
-        matched = match_adam(
+        S, K = len(settings), len(self.y)
+        starts = [first_images(noise, self.y, self.prior.means, s.start) for s in settings]
+        lr = noise.new_tensor([s.lr for s in settings])
+        tv = noise.new_tensor([s.tv for s in settings])
+        penalty = None
+        if self.statistics is not None:
+            penalty = self.statistics.tiled(S)
+        matches = match_adam(
             self.simulate,
             self.target.repeat(S, 1),
             torch.cat(starts),
             self.y.repeat(S, 1),
             iterations=iterations,
-            lr=each([s.lr for s in tried]),
-            tv=each([s.tv for s in tried]),
+            lr=lr.repeat_interleave(K),
+            tv=tv.repeat_interleave(K),
             signed=self.signed,
-            penalty=None if self.statistics is None else self.statistics.tiled(S),
+            penalty=penalty,
         )
-        return matched.images.nan_to_num(0.5).view(S, K, *noise.shape[1:])
+        return matches.images.nan_to_num(0.5).view(S, K, *noise.shape[1:])
 
 
 def choose(
@@ -144,20 +145,27 @@ def choose(
         iterations: of a long trial.
         generator: draws starting points.
     """
-    coarse, plain = _grid(given, tv=_TVS, start=STARTS), SearchSettings(**given)
+    plain = SearchSettings(**given)
+    tvs = [plain.tv] if "tv" in given else _TVS
+    starts = [plain.start] if "start" in given else STARTS
+    coarse = [replace(plain, tv=tv, start=start) for tv in tvs for start in starts]
     noise = torch.rand(trial.x.shape, generator=generator).to(trial.x)
-    if len(coarse) > _KEPT:
+    if len(coarse) > _FINALISTS:
         ranked = _ranked(given, trial, coarse, noise, max(1, iterations // _SHORT))
-        coarse = [row.settings for row in ranked[:_KEPT]]
+        coarse = [row.settings for row in ranked[:_FINALISTS]]
     best = coarse[0]
-    near = [best.tv / _FINER, best.tv * _FINER]
-    fine = [*coarse, *(replace(best, tv=tv) for tv in near if "tv" not in given)]
-    fine += [replace(best, lr=best.lr * _SLOWER)] if "lr" not in given else []
-    ranked = _ranked(given, trial, [plain, *fine], noise, iterations)
+    fine = [plain, *coarse]
+    if "tv" not in given:
+        fine += [replace(best, tv=best.tv / _FINER), replace(best, tv=best.tv * _FINER)]
+    if "lr" not in given:
+        fine.append(replace(best, lr=best.lr * _SLOWER))
+    ranked = _ranked(given, trial, fine, noise, iterations)
     default = next(row for row in ranked if replace(row.settings, shrink=plain.shrink) == plain)
     gain = ranked[0].values - default.values
-    clear = float(gain.mean()) > float(gain.std(correction=0)) / len(gain) ** 0.5
-    return ranked[0].settings if clear else default.settings
+    standard_error = float(gain.std(correction=0)) / len(gain) ** 0.5
+    if float(gain.mean()) > standard_error:
+        return ranked[0].settings
+    return default.settings
 
 
 def first_images(noise: Tensor, labels: Tensor, means: Tensor | None, start: Start) -> Tensor:
@@ -169,16 +177,9 @@ def first_images(noise: Tensor, labels: Tensor, means: Tensor | None, start: Sta
         means: (C, c, h, w), needed for a blend.
         start: the kind of starting images.
     """
-    return noise if start == "noise" or means is None else (noise + means[labels].to(noise)) / 2
-
-
-def _grid(given: Mapping[str, Any], **values: Sequence[Any]) -> list[SearchSettings]:
-    """Return every combination of values, with those of `given` fixed."""
-    free = {name: tried for name, tried in values.items() if name not in given}
-    return [
-        SearchSettings(**given, **dict(zip(free, combination, strict=True)))
-        for combination in itertools.product(*free.values())
-    ]
+    if start == "noise" or means is None:
+        return noise
+    return (noise + means[labels].to(noise)) / 2
 
 
 def _ranked(
@@ -187,22 +188,22 @@ def _ranked(
     tried: Sequence[SearchSettings],
     noise: Tensor,
     iterations: int,
-) -> list[_Tried]:
+) -> list[_Score]:
     """Return the settings with their best shrinkage, best first."""
     images = trial.inverted(tried, noise, iterations)
     shares = [float(given["shrink"])] if "shrink" in given else _SHRINKS
-    scored = []
+    scores = []
     for settings, guess in zip(tried, images, strict=True):
-        options = [
-            _Tried(replace(settings, shrink=s), _psnr(trial.prior.denoised(guess, trial.y, s), trial.x))
-            for s in shares
-        ]
-        scored.append(max(options, key=lambda row: row.mean))
-    return sorted(scored, key=lambda row: -row.mean)
+        options = []
+        for share in shares:
+            values = _psnr(trial.prior.denoised(guess, trial.y, share), trial.x)
+            options.append(_Score(replace(settings, shrink=share), values))
+        scores.append(max(options, key=lambda score: score.mean))
+    return sorted(scores, key=lambda score: -score.mean)
 
 
-class _Tried(NamedTuple):
-    """Settings with the PSNR in dB of each record (K*n,) under them."""
+class _Score(NamedTuple):
+    """SearchSettings with the PSNR in dB of each record (K*n,) under them."""
 
     settings: SearchSettings
     values: Tensor

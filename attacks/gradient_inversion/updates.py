@@ -29,7 +29,7 @@ from fdaudit.models.network import call_with
 from fdaudit.training.objectives import ClientStep
 from fdaudit.training.optimizers import BETAS, OptimizerName
 
-from .gradients import PLAIN, GradientMap, Simulator, Strategy, _split, flatten
+from .gradients import PLAIN, GradientMap, Simulator, Strategy, expanded, flatten, trained_and_frozen
 
 __all__ = ["SMOOTHING", "ClientSteps", "UpdateMap", "gradient_of_update", "schedule"]
 
@@ -113,13 +113,19 @@ def schedule(
     if (steps is None) == (epochs is None):
         raise UsageError("steps", steps, f"with epochs = {epochs} is not one of the two", "Give exactly one.")
     if steps is not None:
-        size = batch_size if n is None else min(batch_size, n)
-        a_pass = steps if n is None else n // size
-        return tuple(tuple(range(s % a_pass * size, (s % a_pass + 1) * size)) for s in range(steps))
+        size, steps_in_pass = batch_size, steps
+        if n is not None:
+            size = min(batch_size, n)
+            steps_in_pass = n // size
+        batches = []
+        for step in range(steps):
+            first = step % steps_in_pass * size
+            batches.append(tuple(range(first, first + size)))
+        return tuple(batches)
     if n is None:
         raise UsageError("n", n, "is not known, but epochs depend on it", "Give the client's sample count.")
-    one = tuple(tuple(range(i, min(i + batch_size, n))) for i in range(0, n, batch_size))
-    return one * int(epochs or 0)
+    one_pass = tuple(tuple(range(first, min(first + batch_size, n))) for first in range(0, n, batch_size))
+    return one_pass * int(epochs or 0)
 
 
 def gradient_of_update(
@@ -129,9 +135,10 @@ def gradient_of_update(
 
     Of Adam it is a mean of its normalised steps: after one step, the gradient's sign wherever it is not tiny.
     """
-    return {
-        name: -delta / training.gain - training.weight_decay * start[name] for name, delta in update.items()
-    }
+    gradient = {}
+    for name, delta in update.items():
+        gradient[name] = -delta / training.gain - training.weight_decay * start[name]
+    return gradient
 
 
 class UpdateMap(Simulator):
@@ -156,7 +163,7 @@ class UpdateMap(Simulator):
         strategy: Strategy | None = None,
         smoothing: float = 0.0,
     ) -> None:
-        self.parameters, self._buffers = _split(module, tensors)
+        self.parameters, self._buffers = trained_and_frozen(module, tensors)
         self.names, self.training = tuple(self.parameters), training
         self._module, self._strategy, self._smoothing = module, strategy, smoothing
         self._gradients = GradientMap(module, tensors, step=training.step)
@@ -165,9 +172,8 @@ class UpdateMap(Simulator):
         """Return updates (R, P) after training on images x (R, n, c, h, w) with labels y (R, n)."""
         if len(self.training.batches) == 1 and self._strategy is None:
             return self._single(x, y)
-        if (self._strategy or ("vmap" if len(x) >= 4 else "loop")) == "vmap":
-            buffers = {name: b.expand(len(x), *b.shape) for name, b in self._buffers.items()}
-            updates: Tensor = vmap(self._update)(x, y, buffers)
+        if self._strategy == "vmap" or (self._strategy is None and len(x) >= 4):
+            updates: Tensor = vmap(self._update)(x, y, expanded(self._buffers, len(x)))
             return updates
         return torch.stack([self._update(xr, yr, self._buffers) for xr, yr in zip(x, y, strict=True)])
 
@@ -178,19 +184,19 @@ class UpdateMap(Simulator):
         gradients = self._gradients(x[:, index], y[:, index])
         sizes = [self.parameters[name].numel() for name in self.names]
         updates = []
-        for name, g in zip(self.names, gradients.split(sizes, 1), strict=True):
-            weight = self.parameters[name].reshape(-1)
+        for name, step in zip(self.names, gradients.split(sizes, 1), strict=True):
+            decay = cfg.weight_decay * self.parameters[name].reshape(-1)
+            if cfg.optimizer != "adamw":  # AdamW's decay has no part in its moments
+                step = step + decay
+            if cfg.adaptive:
+                step = vmap(self._first_adam_step)(step)
             if cfg.optimizer == "adamw":
-                updates.append(-cfg.lr * (cfg.weight_decay * weight + self._first_adam_step(g)))
-                continue
-            g = g + cfg.weight_decay * weight
-            updates.append(-cfg.lr * (self._first_adam_step(g) if cfg.adaptive else g))
+                step = decay + step
+            updates.append(-cfg.lr * step)
         return torch.cat(updates, 1)
 
     def _first_adam_step(self, g: Tensor) -> Tensor:
-        """Return Adam's first steps (R, n) for gradients (R, n) of one parameter."""
-        steps: Tensor = vmap(lambda one: self._adam_step(one, None, 1)[0])(g)
-        return steps
+        return self._adam_step(g, None, 1)[0]
 
     def _loss(self, w: Mapping[str, Tensor], x: Tensor, y: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
         return self.training.step.loss(partial(call_with, self._module, {**w, **buffers}), x, y)
@@ -208,35 +214,43 @@ class UpdateMap(Simulator):
             after = {}
             for name, weight in w.items():
                 g = gradient[name]
-                if cfg.optimizer != "adamw":
+                remaining = 1.0  # share of the weights after decoupled decay
+                if cfg.optimizer == "adamw":
+                    remaining = 1 - cfg.lr * cfg.weight_decay
+                else:
                     g = g + cfg.weight_decay * weight
                 if cfg.adaptive:
                     step, state[name] = self._adam_step(g, state.get(name), t)
                 else:
-                    previous = state.get(name)
-                    step = g if previous is None else cfg.momentum * previous[0] + g
+                    step = g
+                    if name in state:
+                        step = cfg.momentum * state[name][0] + g
                     state[name] = (step, step)
-                kept = 1 - cfg.lr * cfg.weight_decay if cfg.optimizer == "adamw" else 1.0
-                after[name] = kept * weight - cfg.lr * step
+                after[name] = remaining * weight - cfg.lr * step
             w = after
         return torch.cat([(w[name] - w_0[name]).reshape(-1) for name in self.names])
 
     def _adam_step(self, g: Tensor, moments: _State | None, t: int) -> tuple[Tensor, _State]:
         """Return Adam's t-th step, counted from 1, before the learning rate, and the moments after it."""
-        first, second = (torch.zeros_like(g), torch.zeros_like(g)) if moments is None else moments
-        decay = self.training.betas
-        first = decay[0] * first + (1 - decay[0]) * g
-        second = decay[1] * second + (1 - decay[1]) * g.square()
-        square = second / (1 - decay[1] ** t)
+        if moments is None:
+            moments = torch.zeros_like(g), torch.zeros_like(g)
+        beta1, beta2 = self.training.betas
+        first = beta1 * moments[0] + (1 - beta1) * g
+        second = beta2 * moments[1] + (1 - beta2) * g.square()
+        square = second / (1 - beta2**t)
         if self._smoothing:
             # Never zero, where the derivative of the root is infinite.
             square = square + self._smoothing**2 * square.mean() + _EPSILON**2
-        return first / (1 - decay[0] ** t) / (square.sqrt() + _EPSILON), (first, second)
+        step = first / (1 - beta1**t) / (square.sqrt() + _EPSILON)
+        return step, (first, second)
 
     def _clipped(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a step's gradient as the optimiser gets it."""
         if not self.training.step.clips:
             return gradient
+        sizes = [gradient[name].numel() for name in self.names]
         whole = self.training.step.clipped(flatten(gradient, self.names))
-        parts = whole.split([gradient[name].numel() for name in self.names])
-        return {name: part.view_as(gradient[name]) for name, part in zip(self.names, parts, strict=True)}
+        clipped = {}
+        for name, part in zip(self.names, whole.split(sizes), strict=True):
+            clipped[name] = part.view_as(gradient[name])
+        return clipped

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.types import Applicability
 
-from ._shadows import uniform
-
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
 
-__all__ = ["can_rehearse", "guesses", "sent_by"]
+__all__ = ["can_rehearse", "guesses", "sent_by", "uniform"]
 
 
 def sent_by(view: View, targets: Sequence[str], kinds: Sequence[str]) -> Applicability:
@@ -25,7 +24,7 @@ def sent_by(view: View, targets: Sequence[str], kinds: Sequence[str]) -> Applica
     if not targets:
         return Applicability(False, "every client belongs to the adversary: nobody is left to be attacked")
     if not messages:
-        names = " or ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
+        names = " or ".join([", ".join(kinds[:-1]), kinds[-1]])
         return Applicability(False, f"no {names} of a victim in view")
     if all(m.payload is None for m in messages):
         return Applicability(False, "what the victims sent was recorded as digests only")
@@ -39,6 +38,11 @@ def can_rehearse(knowledge: Knowledge) -> Applicability:
     if len(knowledge.auxiliary[1].unique()) < 2:
         return Applicability(False, "the auxiliary records are all of one class")
     return Applicability(True)
+
+
+def uniform(classes: int) -> Tensor:
+    """Return (C,) equal shares: the guess about a client that was not observed."""
+    return torch.full((classes,), 1 / classes, dtype=torch.float64)
 
 
 def guesses(

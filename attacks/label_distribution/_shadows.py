@@ -13,22 +13,28 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from fdaudit.config import Config
+from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.storage.cache import digest_of
 from fdaudit.training.optimizers import lbfgs
+
+from .._uploads import clients_of
+from ._guesses import guesses
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
 
-__all__ = ["Reading", "ShareModel", "calibrated", "draw_shadow", "uniform"]
+__all__ = ["CalibrationConfig", "Reading", "ShareModel", "calibrated", "calibrated_guesses", "draw_shadow"]
 
 Reading = Callable[["View", str], "Tensor | None"]
 """A reading of a client in a view: (C, F) features of the classes, or None if there is nothing."""
@@ -37,6 +43,15 @@ _SIZES = (0.2, 0.8)
 """Records of a shadow client as a share of the auxiliary ones, log-uniform, before a class runs out of records."""
 _CONCENTRATIONS = (0.2, 5.0)
 """Range of shadow clients' Dirichlet concentrations, drawn log-uniformly; the clients' own is unknown."""
+
+
+class CalibrationConfig(Config):
+    """Settings of a calibration on shadow clients."""
+
+    shadows: int = Field(40, ge=1, le=100_000)
+    """Smallest number of shadow clients for calibration; whole federations are rehearsed."""
+    penalty: float = Field(0.001, gt=0)
+    """Ridge penalty of the calibration, in nats for each squared weight."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,14 +118,13 @@ def draw_shadow(
     present = torch.bincount(y, minlength=classes).nonzero().flatten().tolist()
     counts = rng.multinomial(size, rng.dirichlet([concentration] * len(present)))
     rows = []
-    held_counts = torch.zeros(classes, dtype=torch.float64)
     for label, count in zip(present, counts.tolist(), strict=True):
-        members = (y == label).nonzero().flatten()
-        chosen = torch.from_numpy(rng.permutation(len(members))[:count])
-        rows.append(members[chosen])
-        held_counts[label] = len(rows[-1])
+        of_class = (y == label).nonzero().flatten()
+        order = torch.from_numpy(rng.permutation(len(of_class)))
+        rows.append(of_class[order[:count]])
     index = torch.cat(rows)
-    return (x[index], y[index]), held_counts / held_counts.sum()
+    own_counts = torch.bincount(y[index], minlength=classes).double()
+    return (x[index], y[index]), own_counts / own_counts.sum()
 
 
 def calibrated(read: Reading, view: View, knowledge: Knowledge, shadows: int, penalty: float) -> ShareModel:
@@ -125,27 +139,41 @@ def calibrated(read: Reading, view: View, knowledge: Knowledge, shadows: int, pe
     if knowledge.auxiliary is None or knowledge.rehearse is None:
         raise ValueError("calibrated: needs auxiliary records and a rehearsal. Ask `applicable` first.")
     x, y = knowledge.auxiliary
-    clients = [p for p in view.parties if p.startswith("client/")]
+    clients = clients_of(view)
     digest = digest_of({"what": "shadow federations", "clients": len(clients)}, x, y)
     generator = torch.Generator().manual_seed(int(digest[:15], 16))
     features, shares = [], []
     for _ in range(math.ceil(shadows / len(clients))):
-        partitions = [draw_shadow(x, y, knowledge.classes, generator) for _ in clients]
-        data = [records for records, _ in partitions]
-        rehearsal = knowledge.rehearse(data, int(torch.randint(2**62, (), generator=generator)))
-        for client, (_, true) in zip(clients, partitions, strict=True):
+        data, true_shares = [], []
+        for _ in clients:
+            records, own_shares = draw_shadow(x, y, knowledge.classes, generator)
+            data.append(records)
+            true_shares.append(own_shares)
+        seed = int(torch.randint(2**62, (), generator=generator))
+        rehearsal = knowledge.rehearse(data, seed)
+        for client, own_shares in zip(clients, true_shares, strict=True):
             reading = read(rehearsal, client)
             if reading is not None:
                 features.append(reading)
-                shares.append(true)
+                shares.append(own_shares)
     if not features:
         raise ValueError("calibrated: nothing could be read about any shadow client")
     return ShareModel.fit(torch.stack(features), torch.stack(shares), penalty)
 
 
-def uniform(classes: int) -> Tensor:
-    """Return (C,) equal shares: the guess about a client that was not observed."""
-    return torch.full((classes,), 1 / classes, dtype=torch.float64)
+def calibrated_guesses(
+    read: Reading, view: View, knowledge: Knowledge, targets: Sequence[str], config: CalibrationConfig
+) -> tuple[LabelDistribution, ...]:
+    """Return one guess a victim, by a share model of a reading; equal shares where nothing can be read."""
+    model = calibrated(read, view, knowledge, config.shadows, config.penalty)
+
+    def shares(target: str) -> Tensor | None:
+        features = read(view, target)
+        if features is None:
+            return None
+        return model(features)
+
+    return guesses(targets, shares, knowledge.classes)
 
 
 def _between(bounds: tuple[float, float], rng: np.random.Generator) -> float:

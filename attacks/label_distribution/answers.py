@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit.adversary.top_answers import only_top
-from fdaudit.config import Config
 from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.kinds import ANSWERS
 from fdaudit.registry import AttackCard
@@ -18,8 +16,8 @@ from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._uploads import with_payload
-from ._guesses import can_rehearse, guesses, sent_by
-from ._shadows import calibrated
+from ._guesses import can_rehearse, sent_by
+from ._shadows import CalibrationConfig, calibrated_guesses
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -32,13 +30,8 @@ _GENERATED = ("generated_samples", "generator_parameters")
 """Kinds of a protocol whose clients answer on generated samples: a rehearsal costs as much as the attacked run."""
 
 
-class LabelAnswersConfig(Config):
+class LabelAnswersConfig(CalibrationConfig):
     """Settings of the attack from answers."""
-
-    shadows: int = Field(40, ge=1, le=100_000)
-    """Smallest number of shadow clients for calibration; whole federations are rehearsed."""
-    penalty: float = Field(0.001, gt=0)
-    """Ridge penalty of the calibration, in nats for each squared weight."""
 
 
 @reads_forms
@@ -89,23 +82,21 @@ class LabelAnswers:
 
         top = max((top_sent(view, target) for target in task.targets), default=0)
 
-        def read(seen: View, client: str) -> Tensor | None:
-            return read_answers(seen, client, knowledge.classes, top)
+        def read(any_view: View, client: str) -> Tensor | None:
+            return read_answers(any_view, client, knowledge.classes, top)
 
-        model = calibrated(read, view, knowledge, self.config.shadows, self.config.penalty)
-
-        def shares(target: str) -> Tensor | None:
-            features = read(view, target)
-            return None if features is None else model(features)
-
-        return guesses(task.targets, shares, knowledge.classes)
+        return calibrated_guesses(read, view, knowledge, task.targets, self.config)
 
 
 def top_sent(view: View, client: str) -> int:
     """Return the largest number k of classes that a client answered for, or 0 if it answered for all."""
-    messages = [m for m in with_payload(view.select(sender=client)) if m.kind in ANSWERS]
-    described = [d for m in messages for d in view.defenses_of(m) if d.get("name") == "top-answers"]
-    return max((int(d["k"]) for d in described), default=0)
+    top = 0
+    for message in with_payload(view.select(sender=client)):
+        if message.kind in ANSWERS:
+            for defense in view.defenses_of(message):
+                if defense.get("name") == "top-answers":
+                    top = max(top, int(defense["k"]))
+    return top
 
 
 def read_answers(view: View, client: str, classes: int, top: int = 0) -> Tensor | None:
@@ -123,13 +114,12 @@ def read_answers(view: View, client: str, classes: int, top: int = 0) -> Tensor 
     messages = [m for m in messages if m.kind == messages[0].kind and not _empty(m)]
     if not messages:
         return None
-    ends = (messages[0], messages[-1])
     features = []
-    for m in ends:
-        values = view.tensors(m)["values"]
+    for message in (messages[0], messages[-1]):
+        values = view.tensors(message)["values"]
         if top and values.ndim == 2:
-            values = only_top(values, top, m.kind)
-        features.append(answer_features(m.kind, values, classes))
+            values = only_top(values, top, message.kind)
+        features.append(answer_features(message.kind, values, classes))
     return torch.cat(features, 1)
 
 
@@ -143,8 +133,9 @@ def answer_features(kind: str, values: Tensor, classes: int) -> Tensor:
     if kind != "logits":
         z = z.clamp_min(1e-12).log()  # noise may have made probabilities negative
     log_p = z.log_softmax(1)
+    log_mean = (log_p.exp().mean(0) + 1e-6).log()
     votes = F.one_hot(log_p.argmax(1), classes).double().sum(0)
-    return torch.stack([log_p.mean(0), (log_p.exp().mean(0) + 1e-6).log(), _share(votes)], 1)
+    return torch.stack([log_p.mean(0), log_mean, _share(votes)], 1)
 
 
 def _empty(message: Message) -> bool:

@@ -13,8 +13,7 @@ from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._uploads import with_payload
-from ._guesses import guesses, sent_by
-from ._shadows import uniform
+from ._guesses import guesses, sent_by, uniform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

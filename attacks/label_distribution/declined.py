@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from fdaudit.config import Config
 from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.registry import AttackCard
 from fdaudit.transcript.samples import sample_index
@@ -16,8 +14,8 @@ from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .._uploads import with_payload
-from ._guesses import can_rehearse, guesses, sent_by
-from ._shadows import calibrated
+from ._guesses import can_rehearse, sent_by
+from ._shadows import CalibrationConfig, calibrated_guesses
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -28,13 +26,8 @@ __all__ = ["LabelDeclined", "LabelDeclinedConfig", "accepted_samples", "public_c
 _KINDS = ("soft_labels", "hard_labels", "logits")
 
 
-class LabelDeclinedConfig(Config):
+class LabelDeclinedConfig(CalibrationConfig):
     """Settings of the attack from declined samples."""
-
-    shadows: int = Field(40, ge=1, le=100_000)
-    """Smallest number of shadow clients for calibration; whole federations are rehearsed."""
-    penalty: float = Field(0.001, gt=0)
-    """Ridge penalty of the calibration, in nats for each squared weight."""
 
 
 @reads_forms
@@ -75,13 +68,14 @@ class LabelDeclined:
             return verdict
         if knowledge.public is None:
             return Applicability(False, "the public samples are not known")
-        masks = [accepted_samples(view, t, len(knowledge.public)) for t in task.targets]
-        counts = [(requested, accepted) for requested, accepted in masks if requested.any()]
-        if not counts:
-            return Applicability(False, "which samples the victims were asked about is not in view")
-        if all(bool((accepted == requested).all()) for requested, accepted in counts):
-            return Applicability(False, "no victim declined a sample that it was asked about")
-        return can_rehearse(knowledge)
+        reason = "which samples the victims were asked about is not in view"
+        for target in task.targets:
+            requested, accepted = accepted_samples(view, target, len(knowledge.public))
+            if not torch.equal(accepted, requested):
+                return can_rehearse(knowledge)
+            if requested.any():
+                reason = "no victim declined a sample that it was asked about"
+        return Applicability(False, reason)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
@@ -89,16 +83,10 @@ class LabelDeclined:
         """Return one guess a victim."""
         classes_of = public_classes(knowledge)
 
-        def read(seen: View, client: str) -> Tensor | None:
-            return read_declined(seen, client, classes_of)
+        def read(any_view: View, client: str) -> Tensor | None:
+            return read_declined(any_view, client, classes_of)
 
-        model = calibrated(read, view, knowledge, self.config.shadows, self.config.penalty)
-
-        def shares(target: str) -> Tensor | None:
-            features = read(view, target)
-            return None if features is None else model(features)
-
-        return guesses(task.targets, shares, knowledge.classes)
+        return calibrated_guesses(read, view, knowledge, task.targets, self.config)
 
 
 def public_classes(knowledge: Knowledge) -> Tensor:
@@ -132,12 +120,12 @@ def accepted_samples(view: View, client: str, samples: int) -> tuple[Tensor, Ten
             continue
         questions = with_payload(view.select(kind="proxy_indices", round=answer.round))
         questions = [m for m in questions if client in m.receivers and m.seq < answer.seq]
-        tensors = view.tensors(answer)
         if not questions:
             continue
-        index = sample_index(tensors)
-        values = tensors["values"]
-        index = index[values.long() >= 0] if values.ndim == 1 else index
+        tensors = view.tensors(answer)
+        index, values = sample_index(tensors), tensors["values"]
+        if values.ndim == 1:
+            index = index[values.long() >= 0]
         question = sample_index(view.tensors(questions[-1]))
         requested += torch.bincount(_within(question, samples), minlength=samples)
         accepted += torch.bincount(_within(index, samples), minlength=samples)
@@ -149,8 +137,9 @@ def read_declined(view: View, client: str, classes_of: Tensor) -> Tensor | None:
     requested, accepted = accepted_samples(view, client, len(classes_of))
     if not requested.any():
         return None
-    of, answered = (mask.double() @ classes_of for mask in (requested, accepted))
-    rate = (answered + 0.5) / (of + 1.0)
+    asked = requested.double() @ classes_of
+    answered = accepted.double() @ classes_of
+    rate = (answered + 0.5) / (asked + 1.0)
     share = (answered + 0.5) / (answered.sum() + 0.5 * len(answered))
     return torch.stack([rate.log(), share.log()], 1)
 

@@ -86,15 +86,13 @@ class LabelPresence:
     def _shares(self, view: View, knowledge: Knowledge, target: str) -> Tensor | None:
         """Return a victim's shares (C,), float64; None if nothing of it is in view."""
         tables = _tables(view, target, knowledge.classes)
+        if tables and view.hyperparameters.get("share") == "hard":
+            counts = records_of_class(tables)
+            if counts is not None:
+                return _shares_of(counts)
+        tables = tables or _means_without_members(view, knowledge.classes)
         if tables:
-            hard = view.hyperparameters.get("share") == "hard"
-            counts = records_of_class(tables) if hard else None
-            if counts is None:
-                counts = present_in_tables(tables).double()
-            return _normal(counts)
-        means = _means_without_members(view, knowledge.classes)
-        if means:
-            return _normal(present_in_tables(means).double())
+            return _shares_of(present_in_tables(tables).double())
         return top_classes(view, target, knowledge.classes)
 
 
@@ -106,7 +104,7 @@ def present_in_tables(tables: Sequence[Tensor]) -> Tensor:
     plain = torch.stack([table.double().nan_to_num(0.0) for table in tables])
     empty = (plain == 0).all(2)
     if bool(empty.any()) or bool((plain.sum(2) - 1).abs().max() < _EXACT):
-        return torch.stack(list(map(known, plain))).any(0)
+        return torch.stack([known(table) for table in plain]).any(0)
     return known(plain.mean(0))
 
 
@@ -122,10 +120,11 @@ def records_of_class(tables: Sequence[Tensor]) -> Tensor | None:
     counts = torch.zeros(plain.shape[1], dtype=torch.float64)
     for label in present_in_tables(tables).nonzero().flatten().tolist():
         scaled = plain[:, label].flatten() * n[:, None]
-        fits = ((scaled - scaled.round()).abs().amax(1) < _EXACT * n.clamp_min(1)).nonzero().flatten()
-        if not len(fits):
+        error = (scaled - scaled.round()).abs().amax(1)
+        whole = n[error < _EXACT * n]
+        if not len(whole):
             return None
-        counts[label] = n[fits[0]]
+        counts[label] = whole[0]
     certain = counts[counts > 1]
     if not len(certain):
         return counts
@@ -138,10 +137,15 @@ def top_classes(view: View, client: str, classes: int) -> Tensor | None:
         if message.kind not in _ANSWERS or message.payload is None:
             continue
         values = view.tensors(message)["values"].cpu()
-        top = values.long() if message.kind == "hard_labels" else _filled(values).argmax(1)
+        if message.kind == "hard_labels":
+            top = values.long()
+        else:
+            plain = values.nan_to_num(0.0)
+            answered = plain.amax(1) > plain.amin(1)  # an abstention is NaN, or gives all classes the same
+            top = plain[answered].argmax(1)
         top = top[(top >= 0) & (top < classes)]
         if len(top):
-            return _normal(torch.bincount(top, minlength=classes).double())
+            return _shares_of(torch.bincount(top, minlength=classes).double())
     return None
 
 
@@ -173,13 +177,9 @@ def _means_without_members(view: View, classes: int) -> list[Tensor]:
     return means
 
 
-def _filled(values: Tensor) -> Tensor:
-    """Return the rows of answers (n, C) that are neither NaN nor all equal, as an abstention is."""
-    plain = values.nan_to_num(0.0)
-    return plain[plain.amax(1) > plain.amin(1)]
-
-
-def _normal(counts: Tensor) -> Tensor | None:
+def _shares_of(counts: Tensor) -> Tensor | None:
     """Return counts (C,) divided by their sum; None if all are zero."""
     total = float(counts.sum())
-    return counts / total if total > 0 else None
+    if not total > 0:
+        return None
+    return counts / total

@@ -107,7 +107,8 @@ class LabelUpdates:
         classes = knowledge.classes
         if knowledge.auxiliary is None:
             raise ValueError("label-updates: run without auxiliary records. Ask `applicable` first.")
-        x, y = (t[: self.config.records].to(knowledge.device) for t in knowledge.auxiliary)
+        x = knowledge.auxiliary[0][: self.config.records].to(knowledge.device)
+        y = knowledge.auxiliary[1][: self.config.records].to(knowledge.device)
         passes: dict[int, LastLayer] = {}  # by message, since all clients start a round from the same model
 
         def at(message: Message) -> LastLayer:
@@ -166,14 +167,18 @@ def _step(
     state = state_gradient(view, upload, origin, target)
     if isinstance(state, StateGradient):  # Adam's update shows little more than the gradient's sign
         return _last(last, state.gradient), None
-    if upload.kind == "model_parameters":
-        change = {n: t - start[n] for n, t in tensors.items()}
-    else:
-        weight = float(upload.fields.get("weight", 1.0))  # of an update that was weighted before it was sent
-        change = {n: t / weight for n, t in tensors.items()} if weight else dict(tensors)
+    weight = (
+        float(upload.fields.get("weight", 1.0)) or 1.0
+    )  # of an update that was weighted before it was sent
+    change = {}
     end = dict(start)
-    for name in start.keys() & change.keys():
-        end[name] = start[name] + change[name]
+    for name, tensor in tensors.items():
+        if upload.kind == "model_parameters":
+            change[name] = tensor - start[name]
+        else:
+            change[name] = tensor / weight
+        if name in start:
+            end[name] = start[name] + change[name]
     return -_last(last, change), end
 
 
@@ -181,7 +186,9 @@ def _last(names: tuple[str, str | None], tensors: Mapping[str, Tensor]) -> Tenso
     """Return weight and bias (C, F + 1) of the last layer, with zeros for a missing bias."""
     weight, bias = names
     w = tensors[weight].double()
-    b = tensors[bias].double() if bias is not None else w.new_zeros(len(w))
+    b = w.new_zeros(len(w))
+    if bias is not None:
+        b = tensors[bias].double()
     return torch.cat([w, b[:, None]], 1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -85,7 +86,8 @@ class AugmentedCopies(LabelOnly):
         learnt = self._learnt(given)
         if learnt is None:
             return vectors.mean(1), "right answers counted: no records to train shadow models on"
-        return vectors @ learnt[0], f"scored by what did best on shadow models: {learnt[1]}"
+        weights, way = learnt
+        return vectors @ weights, f"scored by what did best on shadow models: {way}"
 
     def _right(self, ask: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, chunk: int) -> Tensor:
         """Return which augmentations of each candidate are classified correctly: (n, augmentations) of 0 and 1."""
@@ -115,7 +117,10 @@ class AugmentedCopies(LabelOnly):
         train = knowledge.train
 
         def learn() -> dict[str, Tensor]:
-            vectors = [self._right(_classifier(train, w), x, y, 1024) for w in models.parameters]
+            vectors = []
+            for parameters in models.parameters:
+                classify = partial(_predicted, train, parameters)
+                vectors.append(self._right(classify, x, y, 1024))
             weights, way = best_weights(torch.stack(vectors), models.inside)
             return {"weights": weights, "way": torch.tensor(_WAYS.index(way))}
 
@@ -143,28 +148,31 @@ def best_weights(vectors: Tensor, inside: Tensor) -> tuple[Tensor, str]:
     Returns:
         Each correct answer's weight in the score (augmentations,), and the method's name.
     """
-    count = torch.full((vectors.shape[2],), 1 / vectors.shape[2], dtype=torch.float64)
-    plain = torch.zeros_like(count).index_fill(0, torch.tensor([0]), 1.0)
     from sklearn.metrics import roc_auc_score  # loads in seconds
 
+    count = torch.full((vectors.shape[2],), 1 / vectors.shape[2], dtype=torch.float64)
+    plain = torch.zeros_like(count)
+    plain[0] = 1.0
     every = torch.arange(len(vectors))
-    areas: dict[str, list[float]] = {way: [] for way in _WAYS}
+    total_areas = dict.fromkeys(_WAYS, 0.0)
     for k in every:
         rest = every != k
         if len(inside[k].unique()) < 2 or len(inside[rest].unique()) < 2:
             continue  # with very few records one model may hold all of them, which leaves nothing to compare
         learnt = _regression(vectors[rest], inside[rest])
-        for way, weights in zip(areas, (learnt, count, plain), strict=True):
-            areas[way].append(float(roc_auc_score(inside[k].numpy(), (vectors[k] @ weights).numpy())))
-    best = max(areas, key=lambda way: sum(areas[way]))
-    if best == _WAYS[0]:
-        return _regression(vectors, inside), best
-    return count if best == _WAYS[1] else plain, best
+        for way, weights in zip(_WAYS, (learnt, count, plain), strict=True):
+            scores = vectors[k] @ weights
+            total_areas[way] += float(roc_auc_score(inside[k].numpy(), scores.numpy()))
+    best = max(_WAYS, key=total_areas.__getitem__)
+    weights = {_WAYS[1]: count, _WAYS[2]: plain}.get(best)
+    if weights is None:
+        weights = _regression(vectors, inside)
+    return weights, best
 
 
-def _classifier(train: Trainer, parameters: Parameters) -> Callable[[Tensor], Tensor]:
-    """Return the function from samples to the classes that a model of the adversary's own predicts."""
-    return lambda x: train.predict(parameters, x).argmax(1)
+def _predicted(train: Trainer, parameters: Parameters, x: Tensor) -> Tensor:
+    """Return the classes (n,) that a model of the adversary's own predicts for samples (n, c, h, w)."""
+    return train.predict(parameters, x).argmax(1)
 
 
 def _regression(vectors: Tensor, inside: Tensor) -> Tensor:
@@ -196,8 +204,10 @@ def _moved(angle: float, i: int, j: int) -> Transform:
     def move(x: Tensor) -> Tensor:
         h, w = x.shape[-2:]
         # Where in the sample a pixel is looked up, in halves of its sides: the inverse of the move.
-        back = [[c, s * h / w, -2 * (c * i + s * j) / w], [-s * w / h, c, 2 * (s * i - c * j) / h]]
-        grid = F.affine_grid(x.new_tensor(back).expand(len(x), 2, 3), list(x.shape), align_corners=False)
+        across = [c, s * h / w, -2 * (c * i + s * j) / w]
+        down = [-s * w / h, c, 2 * (s * i - c * j) / h]
+        inverse = x.new_tensor([across, down]).expand(len(x), 2, 3)
+        grid = F.affine_grid(inverse, list(x.shape), align_corners=False)
         return F.grid_sample(x, grid, align_corners=False)
 
     return move

@@ -125,14 +125,14 @@ class LabelOnly(ABC):
         """Check for a hard-label oracle or a model in view, and enough queries for every candidate."""
         if not task.challenges:
             return Applicability(False, "no challenge was issued for the victims")
-        targets = [asked("hard", view, knowledge, task, name) for name in task.challenges]
-        if refused := [reason for target, reason in targets if target is None]:
-            return refused[0]
+        targets = self._targets(view, knowledge, task)
+        if isinstance(targets, Applicability):
+            return targets
         if missing := self.missing(knowledge):
             return Applicability(False, missing)
         candidates = sum(len(c.y) for c in task.challenges.values())
         each = self.least() * self.config.repeats
-        allowed = min(target.remaining for target, _ in targets if target is not None)
+        allowed = min(target.remaining for target in targets.values())
         if each * candidates > allowed:
             reason = f"needs {each * candidates} queries, {each} a candidate; the budget allows {allowed}"
             return Applicability(False, reason)
@@ -143,6 +143,8 @@ class LabelOnly(ABC):
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each challenge."""
         targets = self._targets(view, knowledge, task)
+        if isinstance(targets, Applicability):
+            raise UsageError("view", view.name, f"does not do: {targets.reason}", "Ask `applicable` first.")
         candidates = sum(len(c.y) for c in task.challenges.values())
         allowed = min((t.remaining for t in targets.values()), default=0)
         questions = min(self.most(), allowed // max(1, candidates * self.config.repeats))
@@ -154,13 +156,14 @@ class LabelOnly(ABC):
             guesses.append(Membership(target=name, scores=scores.double(), note=note))
         return tuple(guesses)
 
-    def _targets(self, view: View, knowledge: Knowledge, task: AttackTask) -> Mapping[str, BlackBox]:
+    def _targets(
+        self, view: View, knowledge: Knowledge, task: AttackTask
+    ) -> Mapping[str, BlackBox] | Applicability:
+        """Return the queried model of each victim, or why there is none for some victim."""
         targets = {}
         for name in task.challenges:
-            target, refused = asked("hard", view, knowledge, task, name)
+            target, verdict = asked("hard", view, knowledge, task, name)
             if target is None:
-                raise UsageError(
-                    "view", view.name, f"does not do: {refused.reason}", "Ask `applicable` first."
-                )
+                return verdict
             targets[name] = target
         return targets

@@ -94,19 +94,21 @@ class BoundaryDistance(LabelOnly):
         return scores_of(boundary), note_on(boundary)
 
     def _starts(self, x: Tensor, count: int, knowledge: Knowledge, generator: torch.Generator) -> Tensor:
-        records = None if self.config.start == "noise" else knowledge.auxiliary
-        own = 0 if records is None else min(len(records[0]), count // 2)
+        if self.config.start == "noise" or knowledge.auxiliary is None:
+            return torch.rand(count, *x.shape[1:], generator=generator)
+        records = knowledge.auxiliary[0]
+        own = min(len(records), count // 2)
         noise = torch.rand(count - own, *x.shape[1:], generator=generator)
-        if records is None:
-            return noise
-        chosen = torch.randperm(len(records[0]), generator=generator)[:own]
-        return torch.cat([records[0][chosen].to(noise), noise])
+        chosen = torch.randperm(len(records), generator=generator)[:own]
+        return torch.cat([records[chosen].to(noise), noise])
 
 
 def scores_of(boundary: Boundary) -> Tensor:
     """Return distances (n,); candidates without a boundary score above all others."""
     finite = boundary.distance[boundary.distance.isfinite()]
-    above = 1 + (float(finite.max()) if len(finite) else 0.0)
+    above = 1.0
+    if len(finite):
+        above += float(finite.max())
     return boundary.distance.nan_to_num(posinf=above)
 
 

@@ -99,7 +99,9 @@ def boundary_distances(
     started = torch.zeros(n, dtype=torch.bool)
     queries = torch.ones(n, dtype=torch.int64)
     points = x.clone()
-    for rows in torch.arange(n).split(schedule.chunk) if n else ():
+    for rows in torch.arange(n).split(schedule.chunk):
+        if not len(rows):
+            continue
         right[rows] = ask(x[rows]) == y[rows]
         here = rows[right[rows]]
         nearest, exists = _nearest_start(x[here], y[here], starts, start_classes)
@@ -110,7 +112,9 @@ def boundary_distances(
             continue
         walk = _Walk(ask, x[here], y[here], starts[nearest[exists]], schedule, generator)
         walk.run()
-        distance[here], points[here], queries[here] = walk.distance.double(), walk.images, walk.spent
+        distance[here] = walk.distance.double()
+        points[here] = walk.images
+        queries[here] = walk.spent
     return Boundary(distance, right, started, queries, points)
 
 
@@ -192,7 +196,9 @@ class _Walk:
         """
         b = self.b[rows]
         d = self.b.shape[1]
-        delta = torch.full_like(b[:, :1], 0.1) if t == 1 else self.distance[rows, None] / d
+        delta = self.distance[rows, None] / d
+        if t == 1:
+            delta = torch.full_like(delta, 0.1)
         signed = torch.zeros_like(b)
         plain = torch.zeros_like(b)
         total = b.new_zeros(len(rows), 1)
@@ -227,16 +233,19 @@ class _Walk:
             trying = (~moved).nonzero().squeeze(1)
             if not len(trying):
                 break
-            tried = (b[trying] + size[trying] * v[trying]).clamp(0, 1)
-            beyond = self._beyond(rows[trying], tried)
-            stepped[trying[beyond]], moved[trying[beyond]] = tried[beyond], True
+            points = (b[trying] + size[trying] * v[trying]).clamp(0, 1)
+            beyond = self._beyond(rows[trying], points)
+            stepped[trying[beyond]] = points[beyond]
+            moved[trying[beyond]] = True
             size = size / 2
         return stepped, moved
 
     def _move(self, rows: Tensor, b: Tensor) -> None:
+        """Move rows to points (r, d) on the boundary that are nearer; the others stay."""
         distance = (b - self._x[rows]).norm(dim=1)
         nearer = distance <= self.distance[rows]
-        self.b[rows[nearer]], self.distance[rows[nearer]] = b[nearer], distance[nearer]
+        self.b[rows[nearer]] = b[nearer]
+        self.distance[rows[nearer]] = distance[nearer]
 
     def _beyond(self, rows: Tensor, points: Tensor) -> Tensor:
         """Return whether points (r, d), one a row, have another class than their candidates; one query each."""

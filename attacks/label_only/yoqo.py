@@ -82,8 +82,8 @@ class YOQO(LabelOnly):
 
     def score(self, ask: Voter, challenge: Challenge, questions: int, given: Given) -> tuple[Tensor, str]:
         """Return 1 if the one answer is the candidate's label, else 0 (n,)."""
-        models = self._shadows(challenge, given)
-        first = 0
+        models = self._shadows(given)
+        first = 0  # the candidate's place in the pool of all victims' candidates
         for other in given.task.challenges.values():
             if other is challenge:
                 break
@@ -118,7 +118,7 @@ class YOQO(LabelOnly):
         }
         return remembered(digest_of(card, x, y, inside, *models.parameters), craft)["queries"]
 
-    def _shadows(self, challenge: Challenge, given: Given) -> Shadows:
+    def _shadows(self, given: Given) -> Shadows:
         """Return shadow models on halves of one pool: every victim's candidates in order, then own records."""
         x = torch.cat([c.x for c in given.task.challenges.values()])
         y = torch.cat([c.y for c in given.task.challenges.values()])

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
 from fdaudit.config import Config
-from fdaudit.goals.model_extraction import Extraction
+from fdaudit.goals.model_extraction import RELEASED, Extraction
 from fdaudit.registry import AttackCard
 from fdaudit.storage.cache import computed_once
 from fdaudit.training.trainer import Fit, Job, Parameters, draw_batches, parameters_of
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExtractionConfig", "ExtractionHard", "ExtractionSoft"]
 
-_RELEASED = "server"
-"""The target of an oracle that names no clients."""
+
 _OWN = ("model_parameters", "model_update", "gradient")
 """Kinds that contain a model itself."""
 _LEAST = 10
@@ -105,15 +105,16 @@ class ExtractionSoft:
     ) -> tuple[Extraction, ...]:
         """Return one `Extraction` for each model that answered."""
         lessons = self._recorded(view, knowledge, task)
-        for name, lesson in self._asked(view, knowledge, task, generator).items():
-            earlier = lessons.get(name)
-            if earlier is not None:
-                lesson = (torch.cat([earlier[0], lesson[0]]), torch.cat([earlier[1], lesson[1]]))
-            lessons[name] = lesson
-        return tuple(
-            Extraction(target=name, parameters=self._copy(knowledge, lesson), answers=len(lesson[0]))
-            for name, lesson in lessons.items()
-        )
+        for name, (x, answers) in self._asked(view, knowledge, task, generator).items():
+            if name in lessons:
+                earlier_x, earlier_answers = lessons[name]
+                x, answers = torch.cat([earlier_x, x]), torch.cat([earlier_answers, answers])
+            lessons[name] = (x, answers)
+        copies = []
+        for name, lesson in lessons.items():
+            parameters = self._copy(knowledge, lesson)
+            copies.append(Extraction(target=name, parameters=parameters, answers=len(lesson[0])))
+        return tuple(copies)
 
     # -- answers ------------------------------------------------------------------------------------------------
 
@@ -128,7 +129,9 @@ class ExtractionSoft:
             answer = answers.get(target)
             if answer is None or target in bare or len(answer.x) < _LEAST:
                 continue
-            values = answer.values.softmax(1) if answer.kind == "logits" else answer.values
+            values = answer.values
+            if answer.kind == "logits":
+                values = values.softmax(1)
             lessons[target] = (answer.x, values)
         return lessons
 
@@ -138,8 +141,10 @@ class ExtractionSoft:
             return ()
         bare = _bare(view)
         if not task.oracle.models:
-            return () if any(role(k) != "client" for k in bare) else (_RELEASED,)
-        return tuple(k for k in task.targets if k in task.oracle.models and k not in bare)
+            released_in_view = any(role(party) != "client" for party in bare)
+            return () if released_in_view else (RELEASED,)
+        own = [target for target in task.targets if target in task.oracle.models]
+        return tuple(target for target in own if target not in bare)
 
     def _asked(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
@@ -155,7 +160,7 @@ class ExtractionSoft:
                 continue
             answers = task.oracle.query(x, name) if task.oracle.models else task.oracle.query(x)
             if answers.ndim == 1:
-                answers = torch.nn.functional.one_hot(answers.long(), knowledge.classes)
+                answers = F.one_hot(answers.long(), knowledge.classes)
             lessons[name] = (x, answers.float())
         return lessons
 
@@ -165,7 +170,8 @@ class ExtractionSoft:
         """Return a copy, from the broadcast initial weights if known; equal answers are fitted once."""
         if knowledge.train is None or knowledge.architecture is None:
             raise ValueError("extraction: no architecture or training core.")
-        train, network, config, (x, answers) = knowledge.train, knowledge.architecture, self.config, lesson
+        train, network, config = knowledge.train, knowledge.architecture, self.config
+        x, answers = lesson
         start = parameters_of(network.build(torch.Generator().manual_seed(knowledge.initial or 0)))
 
         def fitted(draws: torch.Generator) -> Parameters:

@@ -14,27 +14,23 @@ from torch.nn import functional as F
 
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.registry import AttackCard
-from fdaudit.types import Applicability, AttackTask
+from fdaudit.types import AttackTask
 
 from .._reading import reads_forms
 from .gan import GanConfig, GanPrior, gan_prior, learnable
+from .model_attack import QueriesConfig, QueryAttack
 from .priors import centres
-from .victims import Askable, as_probabilities, askable, of_classes, wanted
+from .victims import Askable, as_probabilities, of_classes, wanted
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
-    from fdaudit.adversary.view import View
 
 __all__ = ["BREPMI", "BREPMIConfig"]
 
 
-class BREPMIConfig(GanConfig):
+class BREPMIConfig(QueriesConfig, GanConfig):
     """Settings of boundary repulsion."""
 
-    queries: int = Field(100_000, ge=1)
-    """Largest number of queries a model, even with a larger budget."""
-    least_queries: int = Field(500, ge=1)
-    """The attack is not run with fewer queries a model."""
     starts: float = Field(0.2, gt=0, lt=1)
     """Share of the queries that search for a first latent vector of each class."""
     widest: float = Field(3.0, ge=1)
@@ -52,7 +48,7 @@ class BREPMIConfig(GanConfig):
 
 
 @reads_forms
-class BREPMI:
+class BREPMI(QueryAttack):
     """Moves a GAN's latent vectors away from points that the model assigns to another class.
 
     All classes advance together, with N queries a class in each step, until each class is done or the budget is spent.
@@ -84,47 +80,32 @@ class BREPMI:
     Config: ClassVar[type[BREPMIConfig]] = BREPMIConfig
 
     def __init__(self, config: BREPMIConfig) -> None:
-        self.config = config
+        self.config: BREPMIConfig = config
 
-    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check for a model that answers within the budget, and auxiliary images large enough for a GAN."""
-        return self._askable(view, knowledge, task)[1]
+    def lacking(self, knowledge: Knowledge) -> str:
+        """Return a reason if there are no auxiliary images large enough for a GAN."""
+        return learnable(knowledge).reason
 
-    def run(
-        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
-    ) -> tuple[Reconstruction, ...]:
-        """Return one image of every class for each victim; guesses of classes name no message."""
-        models, why = self._askable(view, knowledge, task)
-        if not models or knowledge.auxiliary is None:
-            raise ValueError(f"brep-mi: run on a view to which it does not apply: {why.reason}.")
-        device = knowledge.device
+    def invert(
+        self, model: Askable, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
+    ) -> list[Reconstruction]:
+        """Return one image of every class for each victim of the model."""
+        if knowledge.auxiliary is None:
+            raise ValueError("brep-mi: no auxiliary images. Ask `applicable` first.")
+        device, classes = knowledge.device, wanted(knowledge, task)
         x = knowledge.auxiliary[0]
         prior = gan_prior(x, self.config, device)
         expected = centres(knowledge.auxiliary, knowledge.classes, tuple(x.shape[1:])).to(device)
-        guesses, classes = [], wanted(knowledge, task)
-        for model in models:
-            attack = _BoundarySearch(
-                prior, partial(_classes, model, knowledge.classes), expected, classes, self.config
-            )
-            invert = partial(attack.invert, model.queries)
-            inversion = model.once(
-                "brep-mi", self.config, knowledge, [x, expected, classes], generator, invert
-            )
-            guesses += of_classes(model.targets, inversion["images"], classes)
-        return tuple(guesses)
 
-    def _askable(
-        self, view: View, knowledge: Knowledge, task: AttackTask
-    ) -> tuple[list[Askable], Applicability]:
-        if not (verdict := learnable(knowledge)):
-            return [], verdict
-        least, most = self.config.least_queries, self.config.queries
-        return askable("hard", view, knowledge, task, least=least, most=max(least, most))
+        def ask(images: Tensor) -> Tensor:
+            answers = as_probabilities(model.model(images), knowledge.classes)
+            return answers.argmax(1).to(images.device)
 
-
-def _classes(model: Askable, classes: int, x: Tensor) -> Tensor:
-    """Return the class (n,) that a model answers for each image; for probabilities, the most likely class."""
-    return as_probabilities(model.model(x), classes).argmax(1).to(x.device)
+        search = _BoundarySearch(prior, ask, expected, classes, self.config)
+        invert = partial(search.invert, model.queries)
+        tensors = [x, expected, classes]
+        inversion = model.once("brep-mi", self.config, knowledge, tensors, generator, invert)
+        return of_classes(model.targets, inversion["images"], classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,14 +134,17 @@ class _BoundarySearch:
         answers = self._answers(z)
         c = answers.unique()
         c = c[torch.isin(c, self.shown.to(c.device))]
-        return c, torch.stack([z[answers == label].mean(0) for label in c]) if len(c) else z[:0]
+        if not len(c):
+            return c, z[:0]
+        return c, torch.stack([z[answers == label].mean(0) for label in c])
 
     def repel(self, c: Tensor, z: Tensor, queries: int, draws: torch.Generator) -> Tensor:
         """Return the latent vectors (k, d) with the largest spheres inside the classes c (k,) (Algorithm 1)."""
         config, N, d = self.config, self.config.points, self.prior.latent
         R = torch.full((len(c),), config.radius, device=z.device)
         since = torch.zeros(len(c), dtype=torch.int64, device=z.device)
-        best, most = z.clone(), torch.full_like(R, -torch.inf)
+        best = z.clone()
+        best_rank = torch.full_like(R, -torch.inf)
         while True:
             on = ((since < config.patience) & (config.largest >= R)).nonzero().flatten()
             queries -= len(on) * N
@@ -174,8 +158,9 @@ class _BoundarySearch:
             inside = 1 + phi.mean(1)
             # The best point so far: first by its sphere's radius, then by the share of it inside the class.
             rank = R[on].log() / torch.tensor(config.growth).log() + inside
-            better = rank > most[on]
-            most[on[better]], best[on[better]] = rank[better], z[on[better]]
+            better = rank > best_rank[on]
+            best_rank[on[better]] = rank[better]
+            best[on[better]] = z[on[better]]
             # M(z, R) = 1/N Σ Φ(z + R u_i) u_i, and z <- z + α_R M / |M| with α_R = min(R / 3, 3).
             M = F.normalize((phi[..., None] * u).mean(1), dim=1)
             moved = z[on] + (R[on] / 3).clamp_max(3)[:, None] * M

@@ -22,11 +22,8 @@ from .._uploads import broadcasts
 from .victims import card_of, of_classes, wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
-    from fdaudit.models import Architecture
 
 __all__ = ["ClassGan", "ClassGanConfig"]
 
@@ -90,39 +87,29 @@ class ClassGan:
     ) -> tuple[Reconstruction, ...]:
         """Return one image of every class for each victim; guesses of classes name no message."""
         applicable = self.applicable(view, knowledge, task)
-        if not applicable or knowledge.architecture is None:
+        network = knowledge.architecture
+        if not applicable or network is None:
             raise ValueError(f"class-gan: run on a view to which it does not apply: {applicable.reason}.")
-        seen = broadcasts(view)
-        every = -(-len(seen) // self.config.models)
-        models = [moved(view.tensors(m), "cpu") for m in seen[::-1][::every][::-1]]
-        classes, network = wanted(knowledge, task), knowledge.architecture
+        messages = broadcasts(view)[::-1]
+        every = -(-len(messages) // self.config.models)
+        models = [moved(view.tensors(m), "cpu") for m in reversed(messages[::every])]
+        classes = wanted(knowledge, task)
 
-        def made(draws: torch.Generator) -> dict[str, Tensor]:
-            return _learnt(network, models, classes, self.config.steps, draws)
+        def learn(draws: torch.Generator) -> dict[str, Tensor]:
+            """Return the mean generated `images` (k, c, h, w) of the classes, and the last cross-entropy in nats."""
+            module = network.build(torch.Generator().manual_seed(0)).eval()
+            class_images, loss = ClassGenerator(network, classes, draws), 0.0
+            for model in models:
+                loss = class_images.learn(module, model, self.config.steps)
+            images = [class_images.images(c.expand(_SHOWN)).mean(0) for c in classes]
+            return {"images": torch.stack(images), "objective": torch.tensor(loss)}
 
-        shown = computed_once(card_of("class-gan", self.config, knowledge), [*models, classes], made)
-        return tuple(
-            of_classes(
-                task.targets,
-                shown["images"],
-                classes,
-                objective=float(shown["objective"]),
-                evaluations=self.config.steps * len(models),
-            )
+        result = computed_once(card_of("class-gan", self.config, knowledge), [*models, classes], learn)
+        guesses = of_classes(
+            task.targets,
+            result["images"],
+            classes,
+            objective=float(result["objective"]),
+            evaluations=self.config.steps * len(models),
         )
-
-
-def _learnt(
-    network: Architecture,
-    models: Sequence[Mapping[str, Tensor]],
-    classes: Tensor,
-    steps: int,
-    draws: torch.Generator,
-) -> dict[str, Tensor]:
-    """Return the mean generated `images` (k, c, h, w) of classes (k,), and the last cross-entropy in nats."""
-    module = network.build(torch.Generator().manual_seed(0)).eval()
-    generator, loss = ClassGenerator(network, classes, draws), 0.0
-    for model in models:
-        loss = generator.learn(module, model, steps)
-    images = torch.stack([generator.images(c.expand(_SHOWN)).mean(0) for c in classes])
-    return {"images": images, "objective": torch.tensor(loss)}
+        return tuple(guesses)

@@ -10,20 +10,20 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.registry import AttackCard
-from fdaudit.storage.cache import computed_once
 from fdaudit.training.optimizers import adam
-from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from .gan import GanConfig, GanPrior, gan_prior
+from .model_attack import ViewedModelAttack
 from .priors import centres
-from .victims import card_of, invertible, models_in_view, of_classes, wanted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fdaudit.adversary.knowledge import Knowledge
-    from fdaudit.adversary.view import View
+
+    from .model_attack import Invert
 
 __all__ = ["GMI", "GMIConfig"]
 
@@ -48,7 +48,7 @@ class GMIConfig(GanConfig):
 
 
 @reads_forms
-class GMI:
+class GMI(ViewedModelAttack):
     """Searches the latent space of a GAN of auxiliary images for the images that a model in view assigns to each class.
 
     Zhang 2020: minimise the prior loss (is the image real?) and the identity loss (-log of the class's probability). A
@@ -76,39 +76,23 @@ class GMI:
     Config: ClassVar[type[GMIConfig]] = GMIConfig
 
     def __init__(self, config: GMIConfig) -> None:
-        self.config = config
+        self.config: GMIConfig = config
 
-    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check for a model in view, its architecture, and auxiliary images large enough for a GAN."""
-        return invertible(view, knowledge, task)
+    @property
+    def evaluations(self) -> int:
+        """Return the number of gradients spent on an image."""
+        return self.config.restarts * self.config.iterations
 
-    def run(
-        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
-    ) -> tuple[Reconstruction, ...]:
-        """Return one image of every class for each victim; guesses of classes name no message."""
-        applicable = self.applicable(view, knowledge, task)
-        if not applicable or knowledge.auxiliary is None or knowledge.train is None:
-            raise ValueError(f"gmi: run on a view to which it does not apply: {applicable.reason}.")
-        prior = gan_prior(knowledge.auxiliary[0], self.config, knowledge.train.device)
-        shape = tuple(knowledge.auxiliary[0].shape[1:])
-        classes = wanted(knowledge, task)
-        expected = centres(knowledge.auxiliary, knowledge.classes, shape)[classes].to(knowledge.train.device)
-        guesses = []
-        for parameters, targets in models_in_view(view, task.targets):
-            model = knowledge.train.network(parameters).eval().requires_grad_(False)
-            inversion = computed_once(
-                card_of("gmi", self.config, knowledge),
-                [parameters, knowledge.auxiliary[0], expected, classes],
-                partial(self._search, model, prior, expected, classes),
-            )
-            guesses += of_classes(
-                targets,
-                inversion["images"],
-                classes,
-                objective=float(inversion["objective"]),
-                evaluations=self.config.restarts * self.config.iterations,
-            )
-        return tuple(guesses)
+    def search(
+        self, model: nn.Module, images: Tensor, classes: Tensor, knowledge: Knowledge
+    ) -> tuple[Sequence[Tensor], Invert]:
+        """Return the search, and the images expected of the classes."""
+        device = knowledge.device
+        prior = gan_prior(images, self.config, device)
+        expected = centres(knowledge.auxiliary, knowledge.classes, tuple(images.shape[1:]))[classes].to(
+            device
+        )
+        return [expected], partial(self._search, model, prior, expected, classes)
 
     def _search(
         self,
@@ -119,7 +103,7 @@ class GMI:
         generator: torch.Generator,
     ) -> dict[str, Tensor]:
         """Return mean `images` (k, c, h, w) of each class's latent vectors after the search, and their mean loss."""
-        config, device, classes = self.config, centre.device, len(centre)
+        config, device = self.config, centre.device
         labels = shown.to(device).repeat_interleave(config.restarts)
         expected = centre.repeat_interleave(config.restarts, 0)
         z = torch.randn(len(labels), prior.latent, generator=generator).to(device).requires_grad_()
@@ -136,7 +120,5 @@ class GMI:
             optimizer.step()
         with torch.no_grad():
             images = prior.generator(z)
-        return {
-            "images": images.unflatten(0, (classes, config.restarts)).mean(1),
-            "objective": loss.detach().mean(),
-        }
+        mean_images = images.unflatten(0, (len(centre), config.restarts)).mean(1)
+        return {"images": mean_images, "objective": loss.detach().mean()}

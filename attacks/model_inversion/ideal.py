@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.registry import AttackCard
-from fdaudit.types import Applicability, AttackTask
+from fdaudit.types import AttackTask
 
 from .._reading import reads_forms
 from .inversion import InversionConfig, invert_classes
+from .model_attack import QueriesConfig, QueryAttack
 from .priors import centres
 from .surrogate import SurrogateConfig, fit_surrogate, surrogate_of
-from .victims import Askable, as_probabilities, askable, of_classes, wanted
+from .victims import Askable, as_probabilities, of_classes, wanted
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
-    from fdaudit.adversary.view import View
 
 __all__ = ["IdealConfig", "IdealHard", "IdealSoft"]
 
 
-class IdealConfig(SurrogateConfig, InversionConfig):
+class IdealConfig(QueriesConfig, SurrogateConfig, InversionConfig):
     """Settings of black-box model inversion."""
 
-    queries: int = Field(100_000, ge=1)
-    """Largest number of queries a model, even with a larger budget."""
-    least_queries: int = Field(500, ge=1)
-    """The attack is not run with fewer queries a model."""
     prior: Literal["auxiliary", "none"] = "auxiliary"
     """Centre images of the inversion's prior: mean auxiliary images, or black ones (data-free throughout)."""
 
@@ -60,45 +54,22 @@ _PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
-class _Ideal:
+class _Ideal(QueryAttack):
     """The shared part of both attacks, which differ in the answers that they query."""
 
-    card: ClassVar[AttackCard]
     Config: ClassVar[type[IdealConfig]] = IdealConfig
 
     def __init__(self, config: IdealConfig) -> None:
-        self.config = config
+        self.config: IdealConfig = config
 
-    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check for a model that answers within the budget, as an oracle or in view."""
-        return self._askable(view, knowledge, task)[1]
-
-    def run(
-        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
-    ) -> tuple[Reconstruction, ...]:
-        """Return one image of every class for each victim; guesses of classes name no message."""
-        models, why = self._askable(view, knowledge, task)
-        if not models:
-            raise ValueError(
-                f"ideal-{self.card.oracle}: run on a view to which it does not apply: {why.reason}."
-            )
-        classes = wanted(knowledge, task)
-        guesses = (self._invert(model, knowledge, classes, generator) for model in models)
-        return tuple(chain.from_iterable(guesses))
-
-    def _askable(
-        self, view: View, knowledge: Knowledge, task: AttackTask
-    ) -> tuple[list[Askable], Applicability]:
-        least, most = self.config.least_queries, self.config.queries
-        return askable(str(self.card.oracle), view, knowledge, task, least=least, most=max(least, most))
-
-    def _invert(
-        self, model: Askable, knowledge: Knowledge, shown: Tensor, generator: torch.Generator
+    def invert(
+        self, model: Askable, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> list[Reconstruction]:
+        """Return one image of every class for each victim of the model."""
         if knowledge.architecture is None:
             raise ValueError("ideal: the images' shape is not known. Ask `applicable` first.")
         shape, classes = knowledge.architecture.input_shape, knowledge.classes
-        device = knowledge.device
+        device, shown = knowledge.device, wanted(knowledge, task)
 
         def ask(x: Tensor) -> Tensor:
             return as_probabilities(model.model(x), classes)
@@ -115,8 +86,8 @@ class _Ideal:
         surrogate = surrogate_of(parameters, shape, classes, self.config, device)
 
         def invert(draws: torch.Generator) -> dict[str, Tensor]:
-            minimum = invert_classes(surrogate, centre, shown, self.config, draws)
-            return {"images": minimum.images, "objective": minimum.objective}
+            images, objective = invert_classes(surrogate, centre, shown, self.config, draws)
+            return {"images": images, "objective": objective}
 
         inversion = model.once("ideal", self.config, knowledge, [centre, shown], generator, invert)
         return of_classes(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from pydantic import Field
@@ -15,7 +14,7 @@ from fdaudit.training.optimizers import adam
 
 from .priors import total_variation
 
-__all__ = ["InversionConfig", "Inverted", "invert_classes"]
+__all__ = ["InversionConfig", "invert_classes"]
 
 
 class InversionConfig(Config):
@@ -37,22 +36,13 @@ class InversionConfig(Config):
     """Noisy copies of an image in each step."""
 
 
-@dataclass(frozen=True, eq=False)
-class Inverted:
-    """One image a class (k, c, h, w) in [0, 1], its objective (k,), and gradients spent on each."""
-
-    images: Tensor
-    objective: Tensor
-    evaluations: int
-
-
 def invert_classes(
     model: Callable[[Tensor], Tensor],
     centre: Tensor,
     classes: Tensor,
     config: InversionConfig,
     generator: torch.Generator,
-) -> Inverted:
+) -> tuple[Tensor, Tensor]:
     """Minimise E[CE(model(x + σ e), c)] + tv TV(x) + l2 mean (x - centre_c)² over x in [0, 1] for each class c.
 
     A classifier's gradients averaged over noise show its classes (Smilkov 2017); without noise they show adversarial
@@ -65,6 +55,9 @@ def invert_classes(
         classes: (k,) these classes.
         config: settings.
         generator: draws starts and noise.
+
+    Returns:
+        One image a class (k, c, h, w) in [0, 1], and its objective (k,).
     """
     R, K, C = config.restarts, config.copies, len(centre)
     labels = classes.to(centre.device).repeat_interleave(R)
@@ -90,6 +83,4 @@ def invert_classes(
     with torch.no_grad():
         final = objective().view(C, R).nan_to_num(torch.inf)
     best = final.argmin(1) + R * torch.arange(C, device=final.device)
-    return Inverted(
-        x.detach()[best].nan_to_num(0.5).cpu(), final.min(1).values.cpu(), R * K * config.iterations
-    )
+    return x.detach()[best].nan_to_num(0.5).cpu(), final.min(1).values.cpu()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -11,33 +10,31 @@ from torch import Tensor
 
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.registry import AttackCard
-from fdaudit.types import Applicability, AttackTask
+from fdaudit.types import AttackTask
 
 from .._reading import reads_forms
 from .decoder import DecoderConfig, evidence, fit_decoder, sure_of
+from .model_attack import QueriesConfig, QueryAttack
 from .priors import composites
-from .victims import Askable, as_probabilities, askable, of_classes
+from .victims import Askable, as_probabilities, of_classes
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
-    from fdaudit.adversary.view import View
 
 __all__ = ["InversionNetwork", "InversionNetworkConfig"]
 
 
-class InversionNetworkConfig(DecoderConfig):
+class InversionNetworkConfig(QueriesConfig, DecoderConfig):
     """Settings of training-based model inversion."""
 
     queries: int = Field(20_000, ge=1)
     """Number of images queried from one model, if the budget allows."""
-    least_queries: int = Field(500, ge=1)
-    """The attack is not run with fewer images a model."""
     noise: float = Field(0.15, ge=0)
     """Standard deviation of noise on the queried images."""
 
 
 @reads_forms
-class InversionNetwork:
+class InversionNetwork(QueryAttack):
     """Learns a network from answers to images on auxiliary images, and applies it to an answer certain of each class.
 
     Yang 2019 inverts recorded answers about private inputs. In federated distillation the recorded answers are about
@@ -66,33 +63,18 @@ class InversionNetwork:
     Config: ClassVar[type[InversionNetworkConfig]] = InversionNetworkConfig
 
     def __init__(self, config: InversionNetworkConfig) -> None:
-        self.config = config
+        self.config: InversionNetworkConfig = config
 
-    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check for auxiliary images, and a model with soft answers within the budget, as an oracle or in view."""
-        return self._askable(view, knowledge, task)[1]
-
-    def run(
-        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
-    ) -> tuple[Reconstruction, ...]:
-        """Return one image of every class for each victim; guesses of classes name no message."""
-        models, why = self._askable(view, knowledge, task)
-        if not models:
-            raise ValueError(f"inversion-network: run on a view to which it does not apply: {why.reason}.")
-        guesses = (self._invert(model, knowledge, generator) for model in models)
-        return tuple(chain.from_iterable(guesses))
-
-    def _askable(
-        self, view: View, knowledge: Knowledge, task: AttackTask
-    ) -> tuple[list[Askable], Applicability]:
+    def lacking(self, knowledge: Knowledge) -> str:
+        """Return a reason if there are no auxiliary images to learn from."""
         if knowledge.auxiliary is None or not len(knowledge.auxiliary[1]):
-            return [], Applicability(False, "no auxiliary images to learn from: bring auxiliary records")
-        least, most = self.config.least_queries, self.config.queries
-        return askable("soft", view, knowledge, task, least=least, most=max(least, most))
+            return "no auxiliary images to learn from: bring auxiliary records"
+        return ""
 
-    def _invert(
-        self, model: Askable, knowledge: Knowledge, generator: torch.Generator
+    def invert(
+        self, model: Askable, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> list[Reconstruction]:
+        """Return one image of every class for each victim of the model."""
         if knowledge.auxiliary is None:
             raise ValueError("inversion-network: no auxiliary images. Ask `applicable` first.")
         config, classes = self.config, knowledge.classes

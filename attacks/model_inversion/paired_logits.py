@@ -15,6 +15,7 @@ from fdaudit.transcript.samples import sample_index
 from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
+from .._uploads import with_payload
 from .decoder import DecoderConfig, evidence, fit_decoder, sure_of
 from .victims import as_probabilities, of_classes
 
@@ -121,17 +122,19 @@ class PairedLogits:
             return {}, "no victim is named"
         if view.select(kind="generated_samples") or view.select(kind="generator_parameters"):
             return {}, "clients answer generated samples, not public ones"
-        messages = [m for kind in _KINDS for m in view.select(kind=kind) if m.payload is not None]
-        ensemble = [m for m in view.select(kind="ensemble_labels") if m.payload is not None]
+        messages = [m for m in with_payload(view.messages) if m.kind in _KINDS]
+        ensemble = with_payload(view.select(kind="ensemble_labels"))
         by_victim, reasons = {}, []
         for target in task.targets:
             own = [m for m in messages if m.sender == target]
             others = ensemble or [m for m in messages if m.sender != target]
-            if not own or not others:
-                missing = "soft answers of its own" if not own else "others' answers"
-                reasons.append(f"{target}: no {missing} to public samples in view")
+            if not own:
+                reasons.append(f"{target}: no soft answers of its own to public samples in view")
                 continue
-            pairs = self._joined(view, knowledge, own, others)
+            if not others:
+                reasons.append(f"{target}: no others' answers to public samples in view")
+                continue
+            pairs = self._joined(view, len(knowledge.public), knowledge.classes, own, others)
             if len(pairs.index) < self.config.least_samples:
                 reasons.append(
                     f"{target}: {len(pairs.index)} public samples answered by both sides, "
@@ -142,18 +145,19 @@ class PairedLogits:
         return by_victim, "; ".join(reasons)
 
     def _joined(
-        self, view: View, knowledge: Knowledge, own: Iterable[Message], others: Iterable[Message]
+        self, view: View, n: int, classes: int, own: Iterable[Message], others: Iterable[Message]
     ) -> _LogitPairs:
-        """Return the last answers of both sides to the samples that both answered."""
-        C, n = knowledge.classes, len(knowledge.public if knowledge.public is not None else ())
-        sides = [_last(view, messages, n, C) for messages in (own, others)]
-        both = (sides[0][1] & sides[1][1]).nonzero().squeeze(1)[: self.config.most_samples]
-        return _LogitPairs(sides[0][0][both], sides[1][0][both], both)
+        """Return the last answers of both sides to those of n samples that both answered."""
+        client, client_answered = _last(view, own, n, classes)
+        server, server_answered = _last(view, others, n, classes)
+        both = (client_answered & server_answered).nonzero().squeeze(1)[: self.config.most_samples]
+        return _LogitPairs(client[both], server[both], both)
 
 
 def _last(view: View, messages: Iterable[Message], n: int, classes: int) -> tuple[Tensor, Tensor]:
     """Return each public sample's last answer (n, C), averaged over its round's senders; and which have one (n,)."""
-    answers, answered = torch.zeros(n, classes), torch.zeros(n, dtype=torch.bool)
+    answers = torch.zeros(n, classes)
+    answered = torch.zeros(n, dtype=torch.bool)
     rounds: dict[int, list[Message]] = {}
     for message in messages:
         rounds.setdefault(message.round, []).append(message)
@@ -170,8 +174,9 @@ def _last(view: View, messages: Iterable[Message], n: int, classes: int) -> tupl
             p = as_probabilities(values, classes)
             total.index_add_(0, index[inside], p[inside])
             count.index_add_(0, index[inside], torch.ones(int(inside.sum())))
-        some = count > 0
-        answers[some], answered = total[some] / count[some, None], answered | some
+        in_round = count > 0
+        answers[in_round] = total[in_round] / count[in_round, None]
+        answered |= in_round
     return answers, answered
 
 

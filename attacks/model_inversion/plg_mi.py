@@ -11,21 +11,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.config import Config
-from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.limits import MOST_INNER
 from fdaudit.models.generative import Generator, build_generator, build_projection_discriminator
 from fdaudit.registry import AttackCard
-from fdaudit.storage.cache import computed_once
 from fdaudit.training.optimizers import adam
-from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
+from .model_attack import ViewedModelAttack
 from .priors import augmented, composites
-from .victims import card_of, invertible, models_in_view, of_classes, wanted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fdaudit.adversary.knowledge import Knowledge
-    from fdaudit.adversary.view import View
+
+    from .model_attack import Invert
 
 __all__ = ["PLGMI", "PLGMIConfig", "max_margin"]
 
@@ -64,7 +64,7 @@ class PLGMIConfig(Config):
 
 
 @reads_forms
-class PLGMI:
+class PLGMI(ViewedModelAttack):
     """Trains a conditional GAN on images that a model in view assigns to each class, then finds the most certain one.
 
     The model labels auxiliary images; for each class the `top` images of highest confidence train the GAN. Auxiliary
@@ -111,36 +111,19 @@ class PLGMI:
     Config: ClassVar[type[PLGMIConfig]] = PLGMIConfig
 
     def __init__(self, config: PLGMIConfig) -> None:
-        self.config = config
+        self.config: PLGMIConfig = config
 
-    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check for a model in view, its architecture, and auxiliary images large enough for a GAN."""
-        return invertible(view, knowledge, task)
+    @property
+    def evaluations(self) -> int:
+        """Return the number of gradients spent on an image."""
+        return self.config.restarts * self.config.copies * self.config.iterations
 
-    def run(
-        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
-    ) -> tuple[Reconstruction, ...]:
-        """Return one image of every class for each victim; guesses of classes name no message."""
-        applicable = self.applicable(view, knowledge, task)
-        if not applicable or knowledge.auxiliary is None or knowledge.train is None:
-            raise ValueError(f"plg-mi: run on a view to which it does not apply: {applicable.reason}.")
-        guesses, classes = [], wanted(knowledge, task)
-        for parameters, targets in models_in_view(view, task.targets):
-            model = knowledge.train.network(parameters).eval().requires_grad_(False)
-            attack = _PseudoLabelSearch(model, classes, self.config, knowledge.train.device)
-            inversion = computed_once(
-                card_of("plg-mi", self.config, knowledge),
-                [parameters, knowledge.auxiliary[0], classes],
-                partial(attack.invert, knowledge.auxiliary[0]),
-            )
-            guesses += of_classes(
-                targets,
-                inversion["images"],
-                classes,
-                objective=float(inversion["objective"]),
-                evaluations=self.config.restarts * self.config.copies * self.config.iterations,
-            )
-        return tuple(guesses)
+    def search(
+        self, model: nn.Module, images: Tensor, classes: Tensor, knowledge: Knowledge
+    ) -> tuple[Sequence[Tensor], Invert]:
+        """Return the search; nothing else determines it."""
+        attack = _PseudoLabelSearch(model, classes, self.config, knowledge.device)
+        return [], partial(attack.invert, images)
 
 
 class _PseudoLabelSearch:
@@ -179,20 +162,25 @@ class _PseudoLabelSearch:
         config, (C, n, c, h, w) = self.config, chosen.shape
         G = build_generator(draws, config.latent + C, config.width, (c, h, w)).to(self.device)
         D = build_projection_discriminator(draws, 2 * config.width, (c, h, w), C).to(self.device)
-        of_g, of_d = (adam(N.parameters(), config.gan_lr, betas=(0.0, 0.9)) for N in (G, D))
+        betas = (0.0, 0.9)
+        of_g = adam(G.parameters(), config.gan_lr, betas=betas)
+        of_d = adam(D.parameters(), config.gan_lr, betas=betas)
         for _ in range(config.gan_steps):
             y = torch.randint(C, (config.batch,), generator=draws)
             x = chosen[y, torch.randint(n, (config.batch,), generator=draws)]
             x = x + config.noise * torch.randn(x.shape, generator=draws).to(x)
             y = y.to(self.device)
             z = torch.randn(config.batch, config.latent, generator=draws).to(self.device)
-            fake = G(_told(z, y, C))
+            fake = G(_with_class(z, y, C))
             of_d.zero_grad(set_to_none=True)
-            (F.relu(1 - D(x, y)).mean() + F.relu(1 + D(fake.detach(), y)).mean()).backward()
+            loss = F.relu(1 - D(x, y)).mean() + F.relu(1 + D(fake.detach(), y)).mean()
+            loss.backward()
             of_d.step()
             of_g.zero_grad(set_to_none=True)
-            guidance = max_margin(self.T(augmented(fake, config.noise, draws)) / spread, self.shown[y]).mean()
-            (config.alpha * guidance - D(fake, y).mean()).backward()
+            logits = self.T(augmented(fake, config.noise, draws))
+            guidance = max_margin(logits / spread, self.shown[y]).mean()
+            loss = config.alpha * guidance - D(fake, y).mean()
+            loss.backward()
             of_g.step()
         return G.eval().requires_grad_(False)
 
@@ -203,14 +191,15 @@ class _PseudoLabelSearch:
         z = torch.randn(len(y), config.latent, generator=draws).to(self.device).requires_grad_()
         optimizer = adam([z], config.lr)
         for _ in range(config.iterations):
-            copies = augmented(G(_told(z, y, C)).repeat(m, 1, 1, 1), config.noise, draws)
+            copies = augmented(G(_with_class(z, y, C)).repeat(m, 1, 1, 1), config.noise, draws)
             loss = max_margin(self.T(copies) / spread, self.shown[y].repeat(m)).sum() / m
             z.grad = torch.autograd.grad(loss, z)[0]
             optimizer.step()
         with torch.no_grad():
-            x = G(_told(z, y, C))
+            x = G(_with_class(z, y, C))
             answers = [self.T(augmented(x, config.noise, draws)).softmax(1) for _ in range(config.judged)]
-            p = torch.stack(answers).mean(0).gather(1, self.shown[y][:, None]).view(C, R).nan_to_num(0)
+            mean = torch.stack(answers).mean(0)
+        p = mean.gather(1, self.shown[y][:, None]).view(C, R).nan_to_num(0)
         best = p.argmax(1) + R * torch.arange(C, device=p.device)
         return {"images": x[best], "objective": -p.amax(1).clamp_min(1e-12).log().mean()}
 
@@ -222,6 +211,6 @@ def max_margin(logits: Tensor, y: Tensor) -> Tensor:
     return others.amax(1) - own.squeeze(1)
 
 
-def _told(z: Tensor, y: Tensor, classes: int) -> Tensor:
+def _with_class(z: Tensor, y: Tensor, classes: int) -> Tensor:
     """Return latent vectors joined with the class, (n, latent + C)."""
     return torch.cat([z, F.one_hot(y, classes).to(z)], 1)

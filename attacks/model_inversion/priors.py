@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..gradient_inversion.composition import class_means
+
 __all__ = ["augmented", "centres", "composites", "total_variation"]
 
 _TURN, _ZOOM, _SHIFT = 10.0, 0.1, 0.1
@@ -22,9 +24,7 @@ def centres(auxiliary: tuple[Tensor, Tensor] | None, classes: int, shape: tuple[
     """
     if auxiliary is None or not len(auxiliary[1]):
         return torch.zeros(classes, *shape)
-    x, y = auxiliary
-    by_class = [x[y == label] for label in range(classes)]
-    return torch.stack([(part if len(part) else x).mean(0) for part in by_class])
+    return class_means(auxiliary, classes)
 
 
 def composites(x: Tensor, n: int, noise: float, generator: torch.Generator) -> Tensor:
@@ -38,7 +38,8 @@ def composites(x: Tensor, n: int, noise: float, generator: torch.Generator) -> T
         noise: standard deviation.
         generator: draws pairs, lines and noise.
     """
-    one, other = (x[torch.randint(len(x), (n,), generator=generator)] for _ in range(2))
+    one = x[torch.randint(len(x), (n,), generator=generator)]
+    other = x[torch.randint(len(x), (n,), generator=generator)]
     h, w = x.shape[-2:]
     down, across = torch.meshgrid(torch.linspace(-1, 1, h), torch.linspace(-1, 1, w), indexing="ij")
     angle = 2 * math.pi * torch.rand(n, 1, 1, generator=generator)

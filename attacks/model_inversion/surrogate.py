@@ -104,6 +104,8 @@ def fit_surrogate(
 
 _LATENT, _WIDTH = 32, 8
 """Length of a latent vector and smallest number of a generator's channels: small, because each round has a new one."""
+_PORTION = 4096
+"""Images generated at a time."""
 
 
 def _generated(
@@ -120,22 +122,19 @@ def _generated(
     network = build_generator(generator, _LATENT, _WIDTH, shape).to(device)
     optimizer = adam(network.parameters(), config.surrogate_lr)
 
-    def draw(n: int) -> Tensor:
-        images: Tensor = network(torch.randn(n, _LATENT, generator=generator).to(device))
+    def draw(count: int) -> Tensor:
+        images: Tensor = network(torch.randn(count, _LATENT, generator=generator).to(device))
         return images + config.spread * torch.randn(images.shape, generator=generator).to(device)
 
     for _ in range(config.generator_steps):
         answers = surrogate(draw(config.batch))
         mean = answers.softmax(1).mean(0)
-        information = -(mean * mean.clamp_min(1e-9).log()).sum()
-        loss = F.cross_entropy(answers, answers.argmax(1)) - config.balance * information
+        entropy = -(mean * mean.clamp_min(1e-9).log()).sum()
+        loss = F.cross_entropy(answers, answers.argmax(1)) - config.balance * entropy
         loss_gradients = torch.autograd.grad(loss, list(network.parameters()))
         for parameter, gradient in zip(network.parameters(), loss_gradients, strict=True):
             parameter.grad = gradient
         optimizer.step()
     with torch.no_grad():
-        return torch.cat([draw(k).clamp(0, 1).cpu() for k in _portions(n)])
-
-
-def _portions(n: int, size: int = 4096) -> list[int]:
-    return [min(size, n - start) for start in range(0, n, size)]
+        portions = [draw(min(_PORTION, n - i)).clamp(0, 1).cpu() for i in range(0, n, _PORTION)]
+    return torch.cat(portions)

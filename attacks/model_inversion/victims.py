@@ -14,7 +14,7 @@ from fdaudit.storage.cache import computed_once
 from fdaudit.types import Applicability, AttackTask
 
 from .._target_model import BlackBox, asked, shared_model
-from .._uploads import received_before
+from .._uploads import after, received_before, with_payload
 from .gan import learnable
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def askable(
         need = f"needs {least} queries for each of {len(models)} models"
         return [], Applicability(False, f"{need}, the budget allows {allowed}")
     share = min(allowed, most)
-    return [Askable(m, tuple(t), share) for m, t in models.values()], Applicability(True)
+    return [Askable(model, tuple(targets), share) for model, targets in models.values()], Applicability(True)
 
 
 def wanted(knowledge: Knowledge, task: AttackTask) -> Tensor:
@@ -147,16 +147,13 @@ def models_in_view(view: View, targets: Sequence[str]) -> list[tuple[Mapping[str
 
 def model_of(view: View, target: str) -> tuple[int, Mapping[str, Tensor]]:
     """Return the number of the last message with a victim's own model, or with the shared one, and the model."""
-    kinds = ("model_parameters", "model_update")
-    messages = [m for kind in kinds for m in view.select(kind=kind, sender=target) if m.payload is not None]
-    for message in sorted(messages, key=lambda m: -m.seq):
+    for message in reversed(with_payload(view.select(sender=target))):
         if message.kind == "model_parameters":
             return message.seq, view.tensors(message)
-        received = received_before(view, message, target)
-        if received:
-            began, update = view.tensors(received[-1]), view.tensors(message)
-            weight = float(message.fields.get("weight", 1.0))  # of an update weighted before it was sent
-            return message.seq, {**began, **{n: began[n] + u / weight for n, u in update.items()}}
+        if message.kind == "model_update":
+            received = received_before(view, message, target)
+            if received:
+                return message.seq, after(view, message, view.tensors(received[-1]))
     shared = shared_model(view)
     if shared is None:
         raise ValueError("no model in view to invert. Ask `applicable` first.")

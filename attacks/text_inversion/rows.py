@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -10,22 +9,22 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fdaudit.config import Config
-from fdaudit.errors import UsageError
 from fdaudit.goals.text_reconstruction import TextReconstruction
 from fdaudit.registry import AttackCard
-from fdaudit.types import PADDING, Applicability, AttackTask
+from fdaudit.types import PADDING, AttackTask
 
 from .._moments import StateGradient, state_gradient
 from .._reading import reads_forms
 from ..gradient_inversion.training_mode import network
-from ..gradient_inversion.uploads import applies, sent_from
+from ..gradient_inversion.upload_attack import UploadAttack
+from ..gradient_inversion.uploads import sent_from
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
     from fdaudit.transcript.messages import Message
 
-__all__ = ["EmbeddingRows", "EmbeddingRowsConfig", "changed_rows", "embedding_of"]
+__all__ = ["EmbeddingRows", "EmbeddingRowsConfig", "changed_rows", "embedding_of", "without_embedding"]
 
 _SPREADS = 8.0
 """Distance from the median, in median absolute deviations, at which a row has changed by more than noise."""
@@ -41,7 +40,7 @@ class EmbeddingRowsConfig(Config):
 
 
 @reads_forms
-class EmbeddingRows:
+class EmbeddingRows(UploadAttack["tuple[Message, Message]"]):
     """Reads the words that occur in a client's texts off its upload: their rows of the embedding change.
 
     A gradient has a row for each word of the vocabulary. The row of a word that occurs in no text of the batch is zero,
@@ -67,62 +66,57 @@ class EmbeddingRows:
     def __init__(self, config: EmbeddingRowsConfig) -> None:
         self.config = config
 
-    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check for an embedding of the vocabulary, a victim's upload, and the model that it started from."""
-        module = network(knowledge)
-        if isinstance(module, str):
-            return Applicability(False, module)
-        if embedding_of(module, knowledge) is None:
-            return Applicability(False, "the network has no embedding with a row for each word")
-        uploads, reasons = self._sent(view, task)
-        return applies(list(uploads), reasons)
+    def network(self, knowledge: Knowledge) -> nn.Module | str:
+        """Return the network, as it trains at a client."""
+        return network(knowledge)
+
+    def lacking(self, module: nn.Module, knowledge: Knowledge) -> str:
+        """Return a reason if the network has no embedding of the vocabulary."""
+        return without_embedding(module, knowledge)
+
+    def read(self, view: View, knowledge: Knowledge, target: str) -> tuple[Message, Message] | str:
+        """Return a victim's upload and the model before it."""
+        return sent_from(view, target, self.config.round)
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[TextReconstruction, ...]:
         """Return the words of each victim's upload, without an order."""
-        module = network(knowledge)
-        name = None if isinstance(module, str) else embedding_of(module, knowledge)
-        if name is None:
-            raise UsageError("knowledge", None, "has no embedding to read", "Ask `applicable` first.")
+        weight = f"{embedding_of(self.checked_network(knowledge), knowledge)}.weight"
         guesses = []
-        for target, (message, origin) in self._sent(view, task)[0].items():
-            change = view.tensors(message)[f"{name}.weight"]
+        for target, (message, origin) in self.readings(view, knowledge, task)[0].items():
+            messages = [origin.seq, message.seq]
+            change = view.tensors(message)[weight]
             if message.kind == "model_parameters":
-                change = change - view.tensors(origin)[f"{name}.weight"]
-            messages: tuple[int, ...] = (origin.seq, message.seq)
+                change = change - view.tensors(origin)[weight]
             state = state_gradient(view, message, origin, target)
             if isinstance(state, StateGradient):
-                change, messages = state.gradient[f"{name}.weight"], (*messages, state.seq)
+                messages.append(state.seq)
+                change = state.gradient[weight]
             words = changed_rows(change)
-            guesses.append(
-                TextReconstruction(target=target, messages=messages, words=words[words != PADDING])
-            )
+            words = words[words != PADDING]
+            guesses.append(TextReconstruction(target=target, messages=tuple(messages), words=words))
         return tuple(guesses)
-
-    def _sent(
-        self, view: View, task: AttackTask
-    ) -> tuple[dict[str, tuple[Message, Message]], Mapping[str, str]]:
-        uploads: dict[str, tuple[Message, Message]] = {}
-        reasons: dict[str, str] = {}
-        for target in task.targets:
-            upload = sent_from(view, target, self.config.round)
-            if isinstance(upload, str):
-                reasons[target] = upload
-            else:
-                uploads[target] = upload
-        return uploads, reasons
 
 
 def embedding_of(module: nn.Module, knowledge: Knowledge) -> str | None:
     """Return the name of the network's embedding of the vocabulary; None without one, or with several."""
-    words = 0 if knowledge.architecture is None else knowledge.architecture.words
-    names = [
-        name
-        for name, m in module.named_modules()
-        if isinstance(m, nn.Embedding) and m.num_embeddings == words
-    ]
-    return names[0] if len(names) == 1 else None
+    if knowledge.architecture is None:
+        return None
+    names = list[str]()
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding) and layer.num_embeddings == knowledge.architecture.words:
+            names.append(name)
+    if len(names) != 1:
+        return None
+    return names[0]
+
+
+def without_embedding(module: nn.Module, knowledge: Knowledge) -> str:
+    """Return a reason if the network has no embedding of the vocabulary, or an empty string."""
+    if embedding_of(module, knowledge) is None:
+        return "the network has no embedding with a row for each word"
+    return ""
 
 
 def changed_rows(change: Tensor) -> Tensor:
@@ -134,7 +128,8 @@ def changed_rows(change: Tensor) -> Tensor:
     size = change.double().norm(dim=1)
     middle = size.median()
     spread = (size - middle).abs().median()
-    least = torch.maximum(middle + _SPREADS * spread, _ROUNDING * size.max())
-    least = least if middle > 0 else torch.zeros_like(middle)
+    least = torch.zeros_like(middle)
+    if middle > 0:
+        least = torch.maximum(middle + _SPREADS * spread, _ROUNDING * size.max())
     rows: Tensor = (size > least).nonzero().flatten()
     return rows.cpu()

@@ -11,18 +11,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fdaudit.config import Config
-from fdaudit.errors import UsageError
 from fdaudit.goals.text_reconstruction import TextReconstruction
-from fdaudit.models.network import call_with
+from fdaudit.models.network import call_with, trainable_parameters
 from fdaudit.registry import AttackCard
 from fdaudit.training.optimizers import adam
-from fdaudit.types import PADDING, Applicability, AttackTask
+from fdaudit.types import PADDING, AttackTask
 
 from .._reading import reads_forms
+from ..gradient_inversion.gradients import flatten
 from ..gradient_inversion.labels import recover_labels
 from ..gradient_inversion.training_mode import separable_network
-from ..gradient_inversion.uploads import Upload, applies, find_uploads
-from .rows import changed_rows, embedding_of
+from ..gradient_inversion.upload_attack import UploadAttack
+from ..gradient_inversion.uploads import Upload, find_upload
+from .rows import changed_rows, embedding_of, without_embedding
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -51,7 +52,7 @@ class TAGConfig(Config):
 
 
 @reads_forms
-class TAG:
+class TAG(UploadAttack[Upload]):
     """Finds texts whose gradient is the one sent, by Adam on the distance ‖Δ‖² + α‖Δ‖₁ of gradients.
 
     The words that occur are first read off the embedding's rows. Each position of each text then has a weight for each
@@ -82,68 +83,65 @@ class TAG:
     def __init__(self, config: TAGConfig) -> None:
         self.config = config
 
-    def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
-        """Check for an embedding of the vocabulary, a victim's one-step upload, and the model that it started from."""
-        module = separable_network(knowledge)
-        if isinstance(module, str):
-            return Applicability(False, module)
-        if embedding_of(module, knowledge) is None:
-            return Applicability(False, "the network has no embedding with a row for each word")
-        uploads, reasons = self._uploads(view, task)
-        return applies(uploads, reasons)
+    def network(self, knowledge: Knowledge) -> nn.Module | str:
+        """Return the network in evaluation, as far as no text depends on others of its batch."""
+        return separable_network(knowledge)
+
+    def lacking(self, module: nn.Module, knowledge: Knowledge) -> str:
+        """Return a reason if the network has no embedding of the vocabulary."""
+        return without_embedding(module, knowledge)
+
+    def read(self, view: View, knowledge: Knowledge, target: str) -> Upload | str:
+        """Return a victim's one-step upload."""
+        upload = find_upload(view, target, self.config.round, self.config.max_texts)
+        if isinstance(upload, str):
+            return upload.replace("images", "texts")
+        if upload.update is not None:
+            return f"its update takes {len(upload.training.batches)} steps, not one"
+        return upload
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[TextReconstruction, ...]:
         """Return the texts of each victim with a one-step upload, and their words."""
-        module = separable_network(knowledge)
-        if isinstance(module, str) or knowledge.architecture is None:
-            raise UsageError("knowledge", None, f"does not do: {module}", "Ask `applicable` first.")
+        module = self.checked_network(knowledge)
         name = embedding_of(module, knowledge)
-        if name is None:
-            raise UsageError("knowledge", None, "has no embedding to read", "Ask `applicable` first.")
+        assert name is not None and knowledge.architecture is not None  # noqa: S101, PT018 - they were checked
         probes = knowledge.architecture.random_inputs(_PROBES, generator)
         if knowledge.auxiliary is not None and len(knowledge.auxiliary[0]):
             probes = knowledge.auxiliary[0][: 4 * _PROBES]
         guesses = []
-        for upload in self._uploads(view, task)[0]:
-            texts, objective = self._one(upload, module, name, probes, generator)
-            guesses.append(
-                TextReconstruction(
-                    target=upload.target,
-                    messages=upload.messages,
-                    words=torch.unique(texts[texts != PADDING]),
-                    texts=texts,
-                    objective=objective,
-                )
+        for target, upload in self.readings(view, knowledge, task)[0].items():
+            texts, objective = self._match(upload, module, name, probes, generator)
+            guess = TextReconstruction(
+                target=target,
+                messages=upload.messages,
+                words=torch.unique(texts[texts != PADDING]),
+                texts=texts,
+                objective=objective,
             )
+            guesses.append(guess)
         return tuple(guesses)
 
-    def _one(
+    def _match(
         self, upload: Upload, module: nn.Module, name: str, probes: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, float]:
         """Return texts (n, L) and their distance of gradients."""
         n = upload.training.images
         length = probes.shape[1]
+        texts = torch.full((n, length), PADDING)
         labels = recover_labels(upload.gradient, module, upload.start, n, probes)
         words = changed_rows(upload.gradient[f"{name}.weight"])
         words = words[words != PADDING]
         if not len(words):
-            return torch.full((n, length), PADDING), float("inf")
+            return texts, float("inf")
         long = _longest(upload.gradient, module, length)
         matching = _Matching(upload, module, name, words, labels, (n, length, long))
         starts = [torch.randn(n, long, len(words), generator=generator) for _ in range(self.config.restarts)]
-        objective, logits = min((matching.matched(s, self.config) for s in starts), key=lambda one: one[0])
-        texts = torch.full((n, length), PADDING)
+        matches = [matching.matched(start, self.config) for start in starts]
+        objective, logits = min(matches, key=lambda match: match[0])
         texts[:, :long] = words[logits.argmax(2)]
         return texts, objective
-
-    def _uploads(self, view: View, task: AttackTask) -> tuple[list[Upload], dict[str, str]]:
-        uploads, reasons = find_uploads(view, task.targets, self.config.round, self.config.max_texts)
-        several = [u for u in uploads if u.update is not None]
-        reasons |= {u.target: f"its update takes {len(u.training.batches)} steps, not one" for u in several}
-        reasons = {k: v.replace("images", "texts") for k, v in reasons.items()}
-        return [u for u in uploads if u.update is None], reasons
 
 
 class _Matching:
@@ -168,14 +166,14 @@ class _Matching:
         shape: tuple[int, int, int],
     ) -> None:
         self._module, self._words, self._labels, self._name = module, words, labels, name
-        self._free = {
-            n: upload.start[n].clone().requires_grad_()
-            for n, p in module.named_parameters()
-            if p.requires_grad
-        }
-        self._rest = {n: t for n, t in upload.start.items() if n not in self._free}
-        self._sent = {n: upload.gradient[n] for n in self._free}
-        self._scale = 1 / torch.cat([g.flatten() for g in self._sent.values()]).norm().clamp_min(1e-12)
+        # Of the model that the client started from, the trained parameters become leaves.
+        self._trained: dict[str, Tensor] = {}
+        self._sent: dict[str, Tensor] = {}
+        for parameter in trainable_parameters(module):
+            self._trained[parameter] = upload.start[parameter].clone().requires_grad_()
+            self._sent[parameter] = upload.gradient[parameter]
+        self._model = {**upload.start, **self._trained}
+        self._scale = 1 / flatten(self._sent, list(self._sent)).norm().clamp_min(1e-12)
         n, length, self._long = shape
         self._ids = torch.full((n, length), PADDING)
         self._ids[:, : self._long] = int(words[0])  # a place holder: it tells words from padding
@@ -185,13 +183,11 @@ class _Matching:
         """Return the distance, and weights (n, long, B), of one start."""
         logits = (self._start() + 0.1 * noise).requires_grad_()
         optimizer = adam([logits], config.lr, fused=False)
-        best = float("inf")
-        best_logits = logits.detach().clone()
+        best, best_logits = float("inf"), logits.detach().clone()
         for _ in range(config.iterations):
             distance = self._distance(logits.softmax(2), config.alpha)
             if distance.item() < best:
-                best = distance.item()
-                best_logits = logits.detach().clone()
+                best, best_logits = distance.item(), logits.detach().clone()
             (logits.grad,) = torch.autograd.grad(distance, [logits])
             optimizer.step()
         return best, best_logits
@@ -200,30 +196,31 @@ class _Matching:
         self._weights = weights
         handle = self._module.get_submodule(self._name).register_forward_hook(self._replaced)
         try:
-            z = call_with(self._module, {**self._free, **self._rest}, self._ids)
+            z = call_with(self._module, self._model, self._ids)
         finally:
             handle.remove()
         loss = F.cross_entropy(z, self._labels)
-        gradients = torch.autograd.grad(loss, list(self._free.values()), create_graph=True, allow_unused=True)
+        leaves = list(self._trained.values())
+        gradients = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
+        # ‖Δ‖² + α‖Δ‖₁, with Δ in units of the length of the gradient sent.
         total = torch.zeros(())
-        for target, g in zip(self._sent.values(), gradients, strict=True):
-            apart = self._scale * ((torch.zeros_like(target) if g is None else g) - target)
-            total = total + apart.square().sum() + alpha * apart.abs().sum()
+        for target, gradient in zip(self._sent.values(), gradients, strict=True):
+            delta = self._scale * (gradient - target)
+            total = total + delta.square().sum() + alpha * delta.abs().sum()
         return total
 
     def _replaced(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """Return mean embeddings in place of those of the place holders."""
-        table = self._free[f"{self._name}.weight"]
+        table = self._trained[f"{self._name}.weight"]
         mean = self._weights @ table[self._words]
         return torch.cat([mean, output[:, self._long :]], 1)
 
     def _start(self) -> Tensor:
         """Return logits of words by position: of the least squares for one text or several, or zeros."""
-        n = len(self._ids)
-        B = len(self._words)
-        place = _positions(self._module, self._ids.shape[1])
+        n, length = self._ids.shape
+        place = _positions(self._module, length)
         if place is None:
-            return torch.zeros(n, self._long, B)
+            return torch.zeros(n, self._long, len(self._words))
         by_word = self._sent[f"{self._name}.weight"][self._words].double()
         name, marks = place
         by_place = self._sent[f"{name}.weight"][marks : marks + self._long].double()
@@ -236,12 +233,13 @@ def _positions(module: nn.Module, length: int) -> tuple[str, int] | None:
 
     It has L rows, or L + 2 if the network puts a mark before each text and one after it, as BERT does.
     """
-    embeddings = [
-        (n, (m.num_embeddings - length) // 2)
-        for n, m in module.named_modules()
-        if isinstance(m, nn.Embedding) and m.num_embeddings in (length, length + 2)
-    ]
-    return embeddings[0] if len(embeddings) == 1 else None
+    places = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding) and layer.num_embeddings in (length, length + 2):
+            places.append((name, (layer.num_embeddings - length) // 2))
+    if len(places) != 1:
+        return None
+    return places[0]
 
 
 def _longest(gradient: Mapping[str, Tensor], module: nn.Module, length: int) -> int:
@@ -251,5 +249,7 @@ def _longest(gradient: Mapping[str, Tensor], module: nn.Module, length: int) -> 
         return length
     name, marks = place
     size = gradient[f"{name}.weight"].double().norm(dim=1)
-    there = (size > 1e-6 * size.max()).nonzero().flatten()
-    return max(1 + int(there.max()) - 2 * marks, 1) if len(there) else length
+    filled = (size > 1e-6 * size.max()).nonzero().flatten()
+    if not len(filled):
+        return length
+    return max(1 + int(filled.max()) - 2 * marks, 1)

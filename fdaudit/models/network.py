@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar, cast
 
@@ -24,6 +25,7 @@ __all__ = [
     "feature_width",
     "for_trial",
     "group_norm",
+    "inputs_of",
     "last_layer",
     "matches",
     "moved",
@@ -200,6 +202,17 @@ def last_layer(module: nn.Module, x: Tensor) -> tuple[str, str | None]:
     raise UsageError(
         "module", type(module).__name__, "does not end in a linear layer", "Give the labels to the attack."
     )
+
+
+@contextmanager
+def inputs_of(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the first input of each call of a layer, while the block runs."""
+    inputs: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    try:
+        yield inputs
+    finally:
+        hook.remove()
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fdaudit.models.network import Network
+from fdaudit.models.network import Network, inputs_of
 
 __all__ = ["Normalization", "first_linear", "normalization_of", "normalized"]
 
@@ -111,19 +111,13 @@ def first_linear(module: nn.Module, shape: tuple[int, ...]) -> str | None:
     probe = torch.linspace(0, 1, int(torch.tensor(shape).prod())).view(1, *shape)
     normalization = normalization_of(module)
     expected = probe if normalization is None else normalization(probe)
-    layer_inputs: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0]))
-    trained = [m for m in module.modules() if m.training]
+    in_training = [m for m in module.modules() if m.training]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), inputs_of(layer) as inputs:
             module.eval()(probe)  # of one image, which BatchNorm may refuse in training
     finally:
-        hook.remove()
-        for m in trained:
+        for m in in_training:
             m.training = True
-    same = (
-        layer_inputs
-        and layer_inputs[0].shape == (1, probe.numel())
-        and torch.equal(layer_inputs[0], expected.flatten(1))
-    )
-    return name if same else None
+    if inputs and torch.equal(inputs[0], expected.flatten(1)):
+        return str(name)
+    return None

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layers import Maybe, WeightedPass, linear
+from .layers import Maybe, WeightedPass, linear, mapped
 
 __all__ = ["Convolution", "Geometry", "Sides"]
 
@@ -36,9 +36,11 @@ class Geometry(NamedTuple):
 
     def outputs(self, size: Sequence[int], kernel: Sequence[int]) -> Sides:
         """Return the height and width of the output of a kernel (k, k) on an image (h, w)."""
-        sides = zip(size, kernel, *self, strict=True)
-        p, q = ((n + 2 * padding - d * (k - 1) - 1) // s + 1 for n, k, s, padding, d in sides)
-        return p, q
+        sides = []
+        for n, k, s, padding, d in zip(size, kernel, *self, strict=True):
+            reach = d * (k - 1) + 1
+            sides.append((n + 2 * padding - reach) // s + 1)
+        return sides[0], sides[1]
 
 
 class Convolution:
@@ -51,26 +53,29 @@ class Convolution:
     """
 
     def __init__(self, layer: nn.Conv2d, weight: Tensor, bias: Maybe) -> None:
-        stride, padding, dilation = (
-            (int(v[0]), int(v[1])) for v in (layer.stride, layer.padding, layer.dilation)
-        )
-        self.geometry, self.kernel = Geometry(stride, padding, dilation), weight.shape
+        self.geometry = Geometry(_sides(layer.stride), _sides(layer.padding), _sides(layer.dilation))
+        self.kernel = weight.shape
         self.weight, self.bias = weight, bias
 
     def __call__(self, a: Tensor, R: int) -> WeightedPass:
         """Run a pass of images (R*B, c, h, w)."""
-        out = self.geometry.outputs(a.shape[2:], self.kernel[2:])
+        height, width = self.geometry.outputs(a.shape[2:], self.kernel[2:])
         channels, inputs = self.kernel[0], self.kernel[1:].numel()
-        positions = len(a) // R * out[0] * out[1]
+        positions = len(a) // R * height * width
         if 2 * positions * (channels + inputs) <= channels * inputs:  # operations without G and with it
-            return _FewPositions(self, a, R, out)
-        values = len(a) * inputs * out[0] * out[1]
-        return _GroupedConvolution(self, a, R) if values > _PATCH_VALUES else _Patches(self, a, R, out)
+            return _FewPositions(self, a, R, (height, width))
+        if len(a) * inputs * height * width > _PATCH_VALUES:
+            return _GroupedConvolution(self, a, R)
+        return _Patches(self, a, R, (height, width))
 
     def moves(self) -> tuple[Sides, Sides, Sides, Sides]:
         """Return the arguments of `F.unfold` after its input."""
         stride, padding, dilation = self.geometry
         return (self.kernel[2], self.kernel[3]), dilation, padding, stride
+
+
+def _sides(setting: Sequence[int | str] | str) -> Sides:
+    return int(setting[0]), int(setting[1])
 
 
 class _Convolved(WeightedPass):
@@ -95,24 +100,27 @@ class _Convolved(WeightedPass):
 
     def _batched(self, each: Tensor) -> Tensor:
         """Return (R, values), the sums of each image's contribution (N, values)."""
-        return each if len(each) == self._R else each.view(self._R, -1, each.shape[1]).sum(1)
+        if len(each) == self._R:
+            return each
+        return each.view(self._R, -1, each.shape[1]).sum(1)
 
     def products(self, weight: Tensor, bias: Maybe) -> tuple[Tensor, Tensor]:
         pairs = [(self._gradient(), weight)]
         if bias is not None:
             pairs.append((self._bias_gradient(), bias))
-        self._found = pairs
-        (dot, square), *more = [_products(G, T) for G, T in pairs]
-        for of_dot, of_square in more:
-            dot, square = dot + of_dot, square + of_square
+        self._pairs = pairs
+        dot, square = _products(*pairs[0])
+        if bias is not None:
+            bias_dot, bias_square = _products(*pairs[1])
+            dot, square = dot + bias_dot, square + bias_square
         return dot, square
 
     def move(self, weight: Tensor, bias: Maybe) -> None:
         self._g, self._g_bias = weight, bias
 
     def move_by_products(self, dot: Tensor, square: Tensor) -> None:
-        g = [_combined(G, T, dot, square) for G, T in self._found]
-        self._g, self._g_bias = g[0], g[1] if len(g) > 1 else None
+        directions = [_combined(G, T, dot, square) for G, T in self._pairs]
+        self.move(directions[0], directions[1] if len(directions) > 1 else None)
 
 
 class _GroupedConvolution(_Convolved):
@@ -132,23 +140,47 @@ class _GroupedConvolution(_Convolved):
         return (self._input_gradient(s, self._layer.weight),)
 
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
-        layer, bias = self._layer, None if self._g_bias is None else self._g_bias.flatten()
-        a, own = _side_by_side(self._a, self._R), _as_groups(self._g, layer.kernel)
-        out = _apart(F.conv2d(a, own, bias, *layer.geometry, groups=self._R), self._R)
-        return out if t[0] is None else out.add_(F.conv2d(t[0], layer.weight, None, *layer.geometry))
+        # R{W a + b} = g a + g_b + W R{a}; each batch has its own g, so the first term has R groups.
+        layer = self._layer
+        bias = mapped(Tensor.flatten, self._g_bias)
+        a = _side_by_side(self._a, self._R)
+        out = F.conv2d(a, self._own_weights(), bias, *layer.geometry, groups=self._R)
+        out = _apart(out, self._R)
+        if t[0] is not None:
+            out.add_(F.conv2d(t[0], layer.weight, None, *layer.geometry))
+        return out
 
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
-        R, own = self._R, _as_groups(self._g, self._layer.kernel)
-        out = _apart(self._input_gradient(_side_by_side(self._s, R), own, R), R)
-        return (out if r is None else out.add_(self._input_gradient(r, self._layer.weight)),)
+        s = _side_by_side(self._s, self._R)
+        out = _apart(self._input_gradient(s, self._own_weights(), self._R), self._R)
+        if r is not None:
+            out.add_(self._input_gradient(r, self._layer.weight))
+        return (out,)
 
     def _gradient(self) -> Tensor:
-        R, layer = self._R, self._layer
-        a, s = _side_by_side(self._a, R), _side_by_side(self._s, R)
-        return _grouped_gradient(a, s, R, layer.kernel, layer.geometry)
+        """Return each batch's gradient in its weights, (R, O*c*k*k): that of a convolution with R groups."""
+        layer = self._layer
+        a, s = _side_by_side(self._a, self._R), _side_by_side(self._s, self._R)
+        # torch.nn.grad's functions hand over tensors that are expanded, and copied then; only sizes matter of them.
+        weight = a.new_empty(self._R * layer.kernel[0], *layer.kernel[1:])
+        mask = (False, True, False)
+        gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+            s, a, weight, None, *layer.geometry, False, (0, 0), self._R, mask
+        )
+        return gradients[1].view(self._R, -1)
 
     def _input_gradient(self, s: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
-        return _input_gradient(self._size, s, weight, self._layer.geometry, groups)
+        """Return the loss's derivative in the inputs, given that in the outputs."""
+        a = s.new_empty(len(s), groups * weight.shape[1], *self._size)
+        mask = (True, False, False)
+        gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+            s, a, weight, None, *self._layer.geometry, False, (0, 0), groups, mask
+        )
+        return gradients[0]
+
+    def _own_weights(self) -> Tensor:
+        """Return g (R, O*c*k*k) as (R*O, c, k, k): each batch's own weights as a group of channels."""
+        return self._g.reshape(-1, *self._layer.kernel[1:])
 
 
 class _Patches(_Convolved):
@@ -157,12 +189,15 @@ class _Patches(_Convolved):
     def __init__(self, layer: Convolution, a: Tensor, R: int, out: tuple[int, int]) -> None:
         super().__init__(layer, R)
         self._moves = layer.moves()
-        self._size, self._out, self._a = a.shape[2:], out, F.unfold(a, *self._moves)
+        self._size, self._out = a.shape[2:], out
+        self._a = F.unfold(a, *self._moves)
         self._weight = layer.weight.flatten(1)
 
     def forward(self) -> Tensor:
-        z, bias = self._weight @ self._a, self._layer.bias
-        return (z if bias is None else z.add_(bias[:, None])).view(*z.shape[:2], *self._out)
+        z = self._weight @ self._a
+        if self._layer.bias is not None:
+            z.add_(self._layer.bias[:, None])
+        return z.view(*z.shape[:2], *self._out)
 
     def receive(self, s: Tensor) -> None:
         self._s = s.flatten(2)
@@ -190,7 +225,9 @@ class _Patches(_Convolved):
     def _own(self) -> Tensor:
         """Return each image's g, (N, O, K)."""
         B, g = len(self._a) // self._R, self._g
-        return (g if B == 1 else g.repeat_interleave(B, 0)).view(-1, *self._weight.shape)
+        if B > 1:
+            g = g.repeat_interleave(B, 0)
+        return g.view(-1, *self._weight.shape)
 
     def _folded(self, e: Tensor) -> Tensor:
         return F.fold(e, self._size, *self._moves)
@@ -207,10 +244,10 @@ class _FewPositions(WeightedPass):
         return self._images(self._linear.forward())
 
     def receive(self, s: Tensor) -> None:
-        self._linear.receive(s.flatten(2).mT)
+        self._linear.receive(self._rows(s))
 
     def backward(self, s: Tensor) -> Sequence[Maybe]:
-        return [self._folded(e) for e in self._linear.backward(s.flatten(2).mT)]
+        return [mapped(self._folded, e) for e in self._linear.backward(self._rows(s))]
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         return self._linear.gradients()
@@ -225,49 +262,23 @@ class _FewPositions(WeightedPass):
         self._linear.move_by_products(dot, square)
 
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
-        moved = self._linear.forward_along([None if u is None else self._patches(u) for u in t])
-        return None if moved is None else self._images(moved)
+        moved = self._linear.forward_along([mapped(self._patches, u) for u in t])
+        return mapped(self._images, moved)
 
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
-        return [self._folded(e) for e in self._linear.backward_along(None if r is None else r.flatten(2).mT)]
+        return [mapped(self._folded, e) for e in self._linear.backward_along(mapped(self._rows, r))]
 
     def _patches(self, a: Tensor) -> Tensor:
         return F.unfold(a, *self._moves).mT.contiguous()
 
-    def _folded(self, e: Maybe) -> Maybe:
-        return None if e is None else F.fold(e.mT, self._size, *self._moves)
+    def _folded(self, e: Tensor) -> Tensor:
+        return F.fold(e.mT, self._size, *self._moves)
+
+    def _rows(self, s: Tensor) -> Tensor:
+        return s.flatten(2).mT
 
     def _images(self, rows: Tensor) -> Tensor:
         return rows.mT.reshape(len(rows), -1, *self._out)
-
-
-def _grouped_gradient(a: Tensor, s: Tensor, R: int, kernel: torch.Size, geometry: Geometry) -> Tensor:
-    """Return each group's gradient in its weights, (R, O*c*k*k).
-
-    Args:
-        a: (B, R*c, h, w) a convolution's inputs.
-        s: (B, R*O, p, q) the loss's derivative at its output.
-        R: groups.
-        kernel: (O, c, k, k).
-        geometry: the convolution's.
-    """
-    # torch.nn.grad's functions hand over tensors that are expanded, and copied then; only sizes matter of them.
-    weight = a.new_empty(R * kernel[0], *kernel[1:])
-    mask = (False, True, False)
-    gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-        s, a, weight, None, *geometry, False, (0, 0), R, mask
-    )
-    return gradients[1].view(R, -1)
-
-
-def _input_gradient(size: Sides, s: Tensor, weight: Tensor, geometry: Geometry, groups: int = 1) -> Tensor:
-    """Return the loss's derivative in inputs of this size; other arguments as in `_grouped_gradient`."""
-    a = s.new_empty(len(s), groups * weight.shape[1], *size)
-    mask = (True, False, False)
-    gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-        s, a, weight, None, *geometry, False, (0, 0), groups, mask
-    )
-    return gradients[0]
 
 
 def _products(G: Tensor, T: Tensor) -> tuple[Tensor, Tensor]:
@@ -282,12 +293,9 @@ def _products(G: Tensor, T: Tensor) -> tuple[Tensor, Tensor]:
 def _combined(G: Tensor, T: Tensor, dot: Tensor, square: Tensor) -> Tensor:
     """Return dot T + 2 square G, row by row."""
     g = G * (2 * square)[:, None]
-    return g.addr_(dot, T[0]) if T.stride(0) == 0 else g.addcmul_(dot[:, None], T)
-
-
-def _as_groups(weights: Tensor, kernel: torch.Size) -> Tensor:
-    """Return (R, O*c*k*k) as (R*O, c, k, k): each batch's own weights as a group of channels."""
-    return weights.reshape(-1, *kernel[1:])
+    if T.stride(0) == 0:
+        return g.addr_(dot, T[0])
+    return g.addcmul_(dot[:, None], T)
 
 
 def _side_by_side(t: Tensor, R: int) -> Tensor:

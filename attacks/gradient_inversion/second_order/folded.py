@@ -34,12 +34,15 @@ def foldable(module: nn.Module) -> bool:
             return False
         if getattr(m, "inplace", False) and type(m) not in ACTIVATIONS:
             return False  # it would overwrite what another layer keeps
-        mine = list(m.parameters(recurse=False))
-        plain_conv = type(m) is nn.Conv2d and m.groups == 1 and m.padding_mode == "zeros"
-        plain_conv = plain_conv and not isinstance(m.padding, str)
-        if mine and not (plain_conv or type(m) in (nn.Linear, *NORMALISATIONS)):
+        if list(m.parameters(recurse=False)) and not _recordable(m):
             return False
     return True
+
+
+def _recordable(layer: nn.Module) -> bool:
+    if type(layer) is nn.Conv2d:
+        return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return type(layer) in (nn.Linear, *NORMALISATIONS)
 
 
 class Folded:
@@ -55,12 +58,13 @@ class Folded:
     """
 
     def __init__(self, trace: Trace, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        self._names, self._sizes = tuple(parameters), [p.numel() for p in parameters.values()]
+        self._names = tuple(parameters)
+        self._sizes = [p.numel() for p in parameters.values()]
         self.nodes = traced(trace, parameters, buffers)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return gradients (R, P) of images (R, B, c, h, w) with labels (R, B) or probabilities (R, B, C)."""
-        gradients: Tensor = _Gradients.apply(x, y, self)
+        gradients: Tensor = _BatchGradients.apply(x, y, self)
         return gradients
 
     def products(self, x: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,16 +72,18 @@ class Folded:
         dot, square = _Products.apply(x, y, target, self)
         return dot, square
 
-    def joined(self, found: Mapping[str, Tensor]) -> Tensor:
+    def joined(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return tensors by name as (R, P)."""
-        return torch.cat([found[name] for name in self._names], 1)
+        return torch.cat([tensors[name] for name in self._names], 1)
 
     def parted(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the inverse of `joined`."""
         return dict(zip(self._names, torch.split(flat, self._sizes, 1), strict=True))
 
 
-class _Gradients(torch.autograd.Function):
+class _BatchGradients(torch.autograd.Function):
+    """The gradients (R, P) of R batches, whose derivative in the images is R{dL/dx}."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, folded: Folded) -> Tensor:
         gradients: dict[str, Tensor] = {}
@@ -100,6 +106,8 @@ class _Gradients(torch.autograd.Function):
 
 
 class _Products(torch.autograd.Function):
+    """⟨G, T⟩ and ‖G‖² of R batches, layer by layer."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, target: Tensor, folded: Folded) -> tuple[Tensor, Tensor]:
         pieces = folded.parted(target)
@@ -148,9 +156,11 @@ class _FoldedRun:
         self._moving = set[fx.Node]()
         logits = self._forward(nodes, x.detach().flatten(0, 1))
         # Mean over each batch, summed over batches: image b's signal is that of its own batch's loss.
-        self._p, q = logits.softmax(1), y.detach().flatten(0, 1)
+        self._p = logits.softmax(1)
+        q = y.detach().flatten(0, 1)
         if not q.is_floating_point():
             q = torch.zeros_like(self._p).scatter_(1, q[:, None], 1.0)
+        # Of cross-entropy, dL/dz = p Σq - q; labels q may be probabilities that do not sum to 1.
         self._weight = q.sum(1, keepdim=True) / x.shape[1]
         names = self._backward(self._p * self._weight - q / x.shape[1], read)
         for node in nodes:
@@ -166,16 +176,20 @@ class _FoldedRun:
             t[node.key] = of.forward_along([t.get(n) for n in inputs])
             _forget(t, inputs)
         key = self._passes[-1][0].key
-        last = t[key]
-        assert last is not None  # noqa: S101 - a layer with weights moves
-        log_p = last - (self._p * last).sum(1, keepdim=True)
+        logits = t[key]
+        assert logits is not None  # noqa: S101 - a layer with weights moves
+        # R{log p} = R{z} - ⟨p, R{z}⟩ and R{p} = p R{log p}.
+        log_p = logits - (self._p * logits).sum(1, keepdim=True)
         r: dict[fx.Node, Maybe] = {key: self._p * log_p * self._weight}
         for node, inputs, of in reversed(self._passes):
             for n, of_input in zip(inputs, of.backward_along(r.pop(node.key, None)), strict=True):
                 r[n] = added(r.get(n), of_input)
         (dx,) = r.values()
         assert dx is not None  # noqa: S101 - the first layer with weights moves
-        return dx.view(self._shape), -log_p.view(*self._shape[:2], -1) / self._shape[1] if labels else None
+        dy: Maybe = None
+        if labels:
+            dy = -log_p.view(*self._shape[:2], -1) / self._shape[1]
+        return dx.view(self._shape), dy
 
     def _forward(self, nodes: Sequence[Node], x: Tensor) -> Tensor:
         """Return the logits, (R*B, C)."""
@@ -184,13 +198,15 @@ class _FoldedRun:
         for node in nodes[1:]:
             inputs = [n for n in node.inputs if n in live]
             outcome = node.passed(values, inputs, self._shape[0]) if inputs else node.call(values)
-            values[node.key] = outcome.forward() if isinstance(outcome, Pass) else outcome
-            _forget(values, inputs)
             if isinstance(outcome, Pass):
+                values[node.key] = outcome.forward()
                 live.add(node.key)
                 self._passes.append((node, inputs, outcome))
                 if node.layer is not None or not self._moving.isdisjoint(inputs):
                     self._moving.add(node.key)
+            else:
+                values[node.key] = outcome
+            _forget(values, inputs)
         logits: Tensor = values[nodes[-1].key]
         return logits
 
@@ -213,8 +229,8 @@ class _FoldedRun:
         return names
 
 
-def _forget(found: dict[fx.Node, Any], inputs: Sequence[fx.Node]) -> None:
+def _forget(results: dict[fx.Node, Any], inputs: Sequence[fx.Node]) -> None:
     """Drop results without further readers, so that their memory is reused while it is still cached."""
     for n in inputs:
         if len(n.users) == 1:
-            found.pop(n, None)
+            results.pop(n, None)

@@ -28,12 +28,29 @@ __all__ = [
     "activated",
     "added",
     "linear",
+    "mapped",
     "operated",
     "reshaped",
 ]
 
 Maybe = Tensor | None
 """None stands for zeros."""
+
+
+def mapped(linear_map: Callable[[Tensor], Tensor], v: Maybe) -> Maybe:
+    """Return a linear map of a tensor: it maps zeros to zeros."""
+    if v is None:
+        return None
+    return linear_map(v)
+
+
+def added(a: Maybe, b: Maybe) -> Maybe:
+    """Return a + b."""
+    if a is None:
+        return b
+    if b is None:
+        return a
+    return a + b
 
 
 class Pass(ABC):
@@ -78,10 +95,10 @@ class _Reshaped(Pass):
         return (s.reshape(self._shape),)
 
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
-        return None if t[0] is None else t[0].reshape(self._out.shape)
+        return mapped(lambda u: u.reshape(self._out.shape), t[0])
 
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
-        return (None if r is None else r.reshape(self._shape),)
+        return (mapped(lambda u: u.reshape(self._shape), r),)
 
 
 class Activation(NamedTuple):
@@ -110,7 +127,7 @@ def activated(activation: Activation, z: Tensor) -> Pass:
 
 class _Activated(Pass):
     def __init__(self, activation: Activation, z: Tensor) -> None:
-        self._of, self._a = activation, activation.of(z)
+        self._activation, self._a = activation, activation.of(z)
         self._s: Maybe = None
         self._t: Maybe = None
 
@@ -118,23 +135,26 @@ class _Activated(Pass):
         return self._a
 
     def backward(self, s: Tensor) -> Sequence[Maybe]:
-        if self._of.bend is not None:
+        if self._activation.bend is not None:
             self._s = s
-        return (self._of.times(s, self._a),)
+        return (self._times_slope(s),)
 
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
-        if t[0] is None:
-            return None
-        out = self._of.times(t[0], self._a)
-        if self._of.bend is not None:
+        out = mapped(self._times_slope, t[0])
+        if self._activation.bend is not None:
             self._t = out
         return out
 
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
-        out = None if r is None else self._of.times(r, self._a)
-        if self._of.bend is None or self._s is None or self._t is None:
+        # R{φ'(z) s} = φ'(z) R{s} + φ''(z) R{z} s, where φ'' R{z} = (φ''/φ') R{a}.
+        out = mapped(self._times_slope, r)
+        bend = self._activation.bend
+        if bend is None or self._s is None or self._t is None:
             return (out,)
-        return (added(self._of.bend(self._a).mul_(self._t).mul_(self._s), out),)
+        return (added(bend(self._a).mul_(self._t).mul_(self._s), out),)
+
+    def _times_slope(self, g: Tensor) -> Tensor:
+        return self._activation.times(g, self._a)
 
 
 def operated(inputs: Sequence[Tensor], output: Tensor) -> Pass:
@@ -146,7 +166,7 @@ class _Operated(Pass):
     def __init__(self, inputs: Sequence[Tensor], output: Tensor) -> None:
         self._inputs, self._out = inputs, output
         self._s: Maybe = None
-        self._found: Sequence[Maybe] = [None] * len(inputs)
+        self._input_signals: Sequence[Maybe] = [None] * len(inputs)
         self._bent: Sequence[Maybe] = [None] * len(inputs)
 
     def forward(self) -> Tensor:
@@ -155,25 +175,23 @@ class _Operated(Pass):
     def backward(self, s: Tensor) -> Sequence[Maybe]:
         self._s = s.detach().requires_grad_()
         with torch.enable_grad():
-            self._found = torch.autograd.grad(
+            self._input_signals = torch.autograd.grad(
                 self._out, self._inputs, self._s, create_graph=True, allow_unused=True
             )
-        return [None if f is None else f.detach() for f in self._found]
+        return [mapped(Tensor.detach, f) for f in self._input_signals]
 
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
         # With f = Jᵀs: d⟨f, t⟩ is J t in s, and what bends in the inputs.
-        pairs = []
-        for f, u in zip(self._found, t, strict=True):
+        signals, directions = [], []
+        for f, u in zip(self._input_signals, t, strict=True):
             if f is not None and f.requires_grad and u is not None:
-                pairs.append((f, u))
-        if not pairs or self._s is None:
+                signals.append(f)
+                directions.append(u)
+        if not signals or self._s is None:
             return None
+        leaves = [self._s, *self._inputs]
         out, *self._bent = torch.autograd.grad(
-            [f for f, _ in pairs],
-            [self._s, *self._inputs],
-            [u for _, u in pairs],
-            retain_graph=True,
-            allow_unused=True,
+            signals, leaves, directions, retain_graph=True, allow_unused=True
         )
         return out
 
@@ -242,33 +260,43 @@ class _Linear(WeightedPass):
 
     def products(self, weight: Tensor, bias: Maybe) -> tuple[Tensor, Tensor]:
         a, s = self._a, self._s
-        self._aa, self._ss = _gram(a), _gram(s)
+        self._aa = _gram(a)
+        self._ss = _gram(s)
         if self._bias is not None:
             self._aa = self._aa + 1
         T = weight.view(len(a), *self._weight.shape)
         if weight.stride(0) == 0:  # one T for all (restarts of one message) is one product of matrices
-            self._target, self._aT = T[0], F.linear(a, T[0], None if bias is None else bias[0])
+            self._target = T[0]
+            self._aT = F.linear(a, T[0], mapped(lambda b: b[0], bias))
         else:
-            self._target, self._aT = T, torch.bmm(a, T.mT)
+            self._target = T
+            self._aT = torch.bmm(a, T.mT)
             if bias is not None:
                 self._aT += bias[:, None]
-        return (s * self._aT).sum((1, 2)), (self._aa * self._ss).sum((1, 2))
+        dot = (s * self._aT).sum((1, 2))
+        square = (self._aa * self._ss).sum((1, 2))
+        return dot, square
 
     def move(self, weight: Tensor, bias: Maybe) -> None:
         g = weight.view(len(self._a), *self._weight.shape)
-        self._ga, self._gs = torch.bmm(self._a, g.mT), lambda s, _: torch.bmm(s, g)
+        self._ga = torch.bmm(self._a, g.mT)
+        self._gs = lambda s, _: torch.bmm(s, g)
         if bias is not None:
             self._ga += bias[:, None]
 
     def move_by_products(self, dot: Tensor, square: Tensor) -> None:
-        s, dot, square = self._s, dot.view(-1, 1, 1), 2 * square.view(-1, 1, 1)
-        self._ga = _add(self._aT * dot, self._aa * square, s)
+        # With g = dot T + 2 square sᵀa: a gᵀ = dot a Tᵀ + 2 square (a aᵀ) s, and s g = dot s T + 2 square (s sᵀ) a.
+        dot = dot.view(-1, 1, 1)
+        twice = 2 * square.view(-1, 1, 1)
+        self._ga = _add(self._aT * dot, self._aa * twice, self._s)
         target, ss = self._target, self._ss
-        self._gs = lambda s, a: _add((s * dot) @ target, ss * square, a)
+        self._gs = lambda s, a: _add((s * dot) @ target, ss * twice, a)
 
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
         moved = self._ga.view(*self._whole.shape[:-1], -1)
-        return moved if t[0] is None else moved + F.linear(t[0], self._weight)
+        if t[0] is None:
+            return moved
+        return moved + F.linear(t[0], self._weight)
 
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
         moved = self._gs(self._s, self._a).view(-1, self._a.shape[2])
@@ -279,16 +307,13 @@ class _Linear(WeightedPass):
 
 def _gram(v: Tensor) -> Tensor:
     """Return v vᵀ of each (R, M, n): (R, M, M)."""
-    return v.square().sum(2, keepdim=True) if v.shape[1] == 1 else torch.bmm(v, v.mT)
+    if v.shape[1] == 1:
+        return v.square().sum(2, keepdim=True)
+    return torch.bmm(v, v.mT)
 
 
 def _add(out: Tensor, gram: Tensor, v: Tensor) -> Tensor:
     """Add gram v of each, (R, M, n), to `out`."""
-    return out.addcmul_(gram, v) if gram.shape[1] == 1 else out.baddbmm_(gram, v)
-
-
-def added(a: Maybe, b: Maybe) -> Maybe:
-    """Return a + b."""
-    if a is None:
-        return b
-    return a if b is None else a + b
+    if gram.shape[1] == 1:
+        return out.addcmul_(gram, v)
+    return out.baddbmm_(gram, v)

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from .layers import Maybe, Pass, WeightedPass
+from .layers import Maybe, Pass, WeightedPass, mapped
 
 __all__ = ["NORMALISATIONS", "normalised"]
 
@@ -41,8 +41,10 @@ def normalised(layer: nn.Module, a: Tensor, R: int, tensors: Callable[[str], May
         core = _Standardised(a, lambda v: v, tuple(own), layer.eps)
     else:
         core = _batch_norm(layer, a, R, tensors)
-    weight, bias = tensors("weight"), tensors("bias")
-    return _Plain(core) if weight is None else _Scaled(core, R, own, weight, bias)
+    weight = tensors("weight")
+    if weight is None:
+        return _Plain(core)
+    return _Scaled(core, R, own, weight, tensors("bias"))
 
 
 def _batch_norm(layer: nn.Module, a: Tensor, R: int, tensors: Callable[[str], Maybe]) -> _Core:
@@ -52,7 +54,8 @@ def _batch_norm(layer: nn.Module, a: Tensor, R: int, tensors: Callable[[str], Ma
         if a.dim() == 2:  # no pixels
             return _Standardised(a, lambda v: v.unflatten(0, (R, -1)), (1,), eps)
         return _Standardised(a, lambda v: v.unflatten(0, (R, -1)).flatten(3), (1, 3), eps)
-    wide = (1, -1, *([1] * (a.dim() - 2)))
+    pixels = [1] * (a.dim() - 2)
+    wide = (1, -1, *pixels)
     return _Fixed(a, mean.view(wide), (variance + eps).rsqrt().view(wide))
 
 
@@ -118,8 +121,8 @@ class _Standardised:
 
     def backward(self, s: Tensor) -> Tensor:
         self._signal = self._grouped(s)
-        self._sent = self._projected(self._signal) * self._inverse
-        return self._sent.reshape(self._shape)
+        self._input_signal = self._projected(self._signal) * self._inverse
+        return self._input_signal.reshape(self._shape)
 
     def forward_along(self, t: Tensor) -> Tensor:
         wide = self._grouped(t)
@@ -128,13 +131,13 @@ class _Standardised:
         return self._moved.reshape(self._shape)
 
     def backward_along(self, r: Tensor) -> Tensor:
+        # R{P(s)/σ} = (P(R{s}) - R{x} m(x s) - x m(R{x} s)) / σ + P(s) R{1/σ}, and P(s) R{1/σ} = -(P(s)/σ) m(x t)/σ.
         out = self._projected(self._grouped(r))
-        if self._signal is not None and self._moved is not None:
-            out = out - self._moved * self._mean(self._x * self._signal)
-            out = out - self._x * self._mean(self._moved * self._signal)
-        out = out * self._inverse
-        if self._signal is not None and self._moved is not None:
-            out = out - self._sent * self._stretch
+        if self._signal is None or self._moved is None:
+            return (out * self._inverse).reshape(self._shape)
+        out = out - self._moved * self._mean(self._x * self._signal)
+        out = out - self._x * self._mean(self._moved * self._signal)
+        out = out * self._inverse - self._input_signal * self._stretch
         return out.reshape(self._shape)
 
 
@@ -152,12 +155,14 @@ class _Plain(Pass):
 
     def forward_along(self, t: Sequence[Maybe]) -> Maybe:
         self._moves = t[0] is not None
-        return None if t[0] is None else self._core.forward_along(t[0])
+        return mapped(self._core.forward_along, t[0])
 
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
-        if r is None and not self._moves:
-            return (None,)
-        return (self._core.backward_along(torch.zeros_like(self._core.values) if r is None else r),)
+        if r is None:
+            if not self._moves:
+                return (None,)
+            r = torch.zeros_like(self._core.values)
+        return (self._core.backward_along(r),)
 
 
 class _Scaled(WeightedPass):
@@ -178,14 +183,22 @@ class _Scaled(WeightedPass):
     def __init__(self, core: _Core, R: int, own: Sequence[int], weight: Tensor, bias: Maybe) -> None:
         shape = core.values.shape
         self._core, self._R = core, R
-        self._wide = [size if d in own else 1 for d, size in enumerate(shape)]
-        self._repeated = [1, *(d + 1 for d in range(1, len(shape)) if d not in own)]
+        # Weights are shaped to be multiplied with the input; their gradients are sums over all other dimensions.
+        self._wide = [1] * len(shape)
+        self._summed_over = [1]
+        for d, size in enumerate(shape):
+            if d in own:
+                self._wide[d] = size
+            elif d > 0:
+                self._summed_over.append(d + 1)  # dimension 0 is split into batches and images
         self._weight = weight.view(self._wide)
-        self._bias = None if bias is None else bias.view(self._wide)
+        self._bias = mapped(lambda b: b.view(self._wide), bias)
 
     def forward(self) -> Tensor:
         out = self._core.values * self._weight
-        return out if self._bias is None else out + self._bias
+        if self._bias is None:
+            return out
+        return out + self._bias
 
     def receive(self, s: Tensor) -> None:
         self._s = s
@@ -198,24 +211,26 @@ class _Scaled(WeightedPass):
 
     def _summed(self, v: Tensor) -> Tensor:
         """Return sums over the images and repetitions of each batch, (R, values)."""
-        summed: Tensor = v.unflatten(0, (self._R, -1)).sum(self._repeated)
+        summed: Tensor = v.unflatten(0, (self._R, -1)).sum(self._summed_over)
         return summed.flatten(1)
 
     def products(self, weight: Tensor, bias: Maybe) -> tuple[Tensor, Tensor]:
-        self._pairs = [
-            pair for pair in zip(self.gradients(), (weight, bias), strict=True) if pair[1] is not None
-        ]
-        dot = sum((G * T).sum(1) for G, T in self._pairs if T is not None)
-        square = sum(G.square().sum(1) for G, _ in self._pairs)
-        return torch.as_tensor(dot), torch.as_tensor(square)
+        G, G_bias = self.gradients()
+        self._pairs = [(G, weight)]
+        if bias is not None:
+            self._pairs.append((G_bias, bias))
+        dot, square = weight.new_zeros(self._R), weight.new_zeros(self._R)
+        for gradient, target in self._pairs:
+            dot = dot + (gradient * target).sum(1)
+            square = square + gradient.square().sum(1)
+        return dot, square
 
     def move(self, weight: Tensor, bias: Maybe) -> None:
         self._g = self._spread(weight)
-        self._g_bias = None if bias is None else self._spread(bias)
+        self._g_bias = mapped(self._spread, bias)
 
     def move_by_products(self, dot: Tensor, square: Tensor) -> None:
-        dot, square = dot[:, None], 2 * square[:, None]
-        directions = [dot * T + square * G for G, T in self._pairs if T is not None]
+        directions = [dot[:, None] * T + 2 * square[:, None] * G for G, T in self._pairs]
         self.move(directions[0], directions[1] if len(directions) > 1 else None)
 
     def _spread(self, g: Tensor) -> Tensor:
@@ -227,7 +242,9 @@ class _Scaled(WeightedPass):
         out = self._core.values * self._g
         if self._g_bias is not None:
             out = out + self._g_bias
-        return out if t[0] is None else out + self._core.forward_along(t[0]) * self._weight
+        if t[0] is None:
+            return out
+        return out + self._core.forward_along(t[0]) * self._weight
 
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
         signal = self._s * self._g

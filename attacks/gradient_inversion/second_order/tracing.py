@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from fdaudit.errors import UsageError
 
 from .convolutions import Convolution
-from .layers import RELU, SIGMOID, TANH, Activation, activated, linear, operated, reshaped
+from .layers import RELU, SIGMOID, TANH, Activation, Pass, activated, linear, operated, reshaped
 from .normalisation import NORMALISATIONS, normalised
 
 __all__ = ["ACTIVATIONS", "Node", "Trace", "named", "traced", "unfoldable"]
@@ -82,8 +82,15 @@ class Trace(NamedTuple):
         except Exception as error:  # foreign code may raise any error when it gets no values
             problem = f"cannot be traced ({error})"
             raise unfoldable("forward", problem, "Let no step depend on values.") from error
-        used = _ancestors(graph)
-        return cls(root, tuple(n for n in graph.nodes if n in used))
+        ancestors = set[fx.Node]()
+        output = next(n for n in reversed(graph.nodes) if n.op == "output")
+        waiting = list(output.all_input_nodes)
+        while waiting:
+            node = waiting.pop()
+            if node not in ancestors:
+                ancestors.add(node)
+                waiting += node.all_input_nodes
+        return cls(root, tuple(n for n in graph.nodes if n in ancestors))
 
 
 def traced(trace: Trace, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> tuple[Node, ...]:
@@ -113,18 +120,6 @@ def unfoldable(name: str, problem: str, remedy: str) -> UsageError:
     return UsageError("module", name, problem, remedy)
 
 
-def _ancestors(graph: fx.Graph) -> set[fx.Node]:
-    """Return the nodes that the output depends on."""
-    nodes = set[fx.Node]()
-    waiting = next(n for n in reversed(graph.nodes) if n.op == "output").all_input_nodes
-    while waiting:
-        node = waiting.pop()
-        if node not in nodes:
-            nodes.add(node)
-            waiting += node.all_input_nodes
-    return nodes
-
-
 def _node(
     node: fx.Node, root: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
 ) -> Node:
@@ -149,49 +144,51 @@ def _node(
         if list(module.parameters(recurse=False)):
             raise unfoldable(name, "has a hook", "Do in `forward` what the hook does.")
         return _operation(node, partial(_called, module, node))
+    if target == _ROOT[:-1]:
+        name = ""  # the whole module is this layer
     if type(module) in NORMALISATIONS:
-        return _normalisation(node, module, "" if target == _ROOT[:-1] else name, {**buffers, **parameters})
+        return _normalisation(node, module, name, {**buffers, **parameters})
+    call = partial(_called, module, node)
     if not isinstance(module, (nn.Conv2d, nn.Linear)):
-        return _operation(node, partial(_called, module, node), type(module))
-    name = "" if target == _ROOT[:-1] else name
+        return _operation(node, call, type(module))
     weight, bias = parameters[named(name, "weight")], parameters.get(named(name, "bias"))
-    layer = (
-        Convolution(module, weight, bias)
-        if isinstance(module, nn.Conv2d)
-        else partial(linear, weight=weight, bias=bias)
-    )
-    return Node(
-        node,
-        tuple(node.all_input_nodes),
-        partial(_called, module, node),
-        lambda values, inputs, R: layer(values[inputs[0]], R),
-        name,
-    )
+    layer: Callable[[Tensor, int], Pass]
+    if isinstance(module, nn.Conv2d):
+        layer = Convolution(module, weight, bias)
+    else:
+        layer = partial(linear, weight=weight, bias=bias)
+
+    def passed(values: Values, inputs: Sequence[fx.Node], R: int) -> Pass:
+        return layer(values[inputs[0]], R)
+
+    return Node(node, tuple(node.all_input_nodes), call, passed, name)
 
 
 def _normalisation(node: fx.Node, module: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> Node:
     """Return the node of a normalisation layer."""
+    inputs = tuple(node.all_input_nodes)
 
     def own(tensor: str) -> Tensor | None:
         return tensors.get(named(name, tensor))
 
-    return Node(
-        node,
-        tuple(node.all_input_nodes),
-        lambda values: normalised(module, values[node.all_input_nodes[0]], 1, own).forward(),
-        lambda values, inputs, R: normalised(module, values[inputs[0]], R, own),
-        name if own("weight") is not None else None,
-    )
+    def call(values: Values) -> Tensor:
+        return normalised(module, values[inputs[0]], 1, own).forward()
+
+    def passed(values: Values, live: Sequence[fx.Node], R: int) -> Pass:
+        return normalised(module, values[live[0]], R, own)
+
+    if own("weight") is None:
+        return Node(node, inputs, call, passed)
+    return Node(node, inputs, call, passed, name)
 
 
 def _operation(node: fx.Node, call: Callable[[Values], Any], of: object = None) -> Node:
     """Return the node of an operation without weights: `of` is a function, a method's name, or a module class."""
     alone = len(node.args) == 1 and not node.kwargs
-    activation = ACTIVATIONS.get(of) if alone else None
 
     def passed(values: Values, inputs: Sequence[fx.Node], _: int) -> Any:
-        if activation is not None:
-            return activated(activation, values[inputs[0]])
+        if alone and of in ACTIVATIONS:
+            return activated(ACTIVATIONS[of], values[inputs[0]])
         if of in _RESHAPES:
             return reshaped(values[inputs[0]], call(values))
         return _by_autograd(node.name, call, values, inputs)
@@ -205,20 +202,21 @@ def _by_autograd(name: str, call: Callable[[Values], Any], values: Values, input
         out = call({**values, **leaves})
     if isinstance(out, (tuple, list)) and any(isinstance(o, Tensor) and o.requires_grad for o in out):
         raise unfoldable(name, "gives several tensors", "Let every operation give one.")
-    if not isinstance(out, Tensor):
-        return out
-    return operated(list(leaves.values()), out) if out.requires_grad else out
+    if isinstance(out, Tensor) and out.requires_grad:
+        return operated(list(leaves.values()), out)
+    return out
 
 
 def _overwrites(node: fx.Node, root: nn.Module) -> bool:
     """Return whether an operation overwrites a tensor that another operation may read."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if node.op == "call_module":
-        in_place = bool(getattr(root.get_submodule(name), "inplace", False))
+        in_place = bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
     elif node.target in _IN_PLACE:
         in_place = True
     else:
-        return (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
+        name = str(getattr(node.target, "__name__", node.target))
+        method_in_place = name.endswith("_") and not name.endswith("__")
+        return method_in_place or bool(node.kwargs.get("inplace"))
     return in_place and len(node.all_input_nodes[0].users) > 1
 
 

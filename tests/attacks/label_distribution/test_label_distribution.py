@@ -9,7 +9,8 @@ import pytest
 import torch
 from fdaudit.attacks.gradient_inversion import mixtures
 from fdaudit.attacks.gradient_inversion.mixtures import class_gradients, mixture, mixture_of
-from fdaudit.attacks.label_distribution._shadows import ShareModel, draw_shadow, uniform
+from fdaudit.attacks.label_distribution._guesses import uniform
+from fdaudit.attacks.label_distribution._shadows import ShareModel, draw_shadow
 from fdaudit.attacks.label_distribution.declined import accepted_samples, read_declined
 from hypothesis import given, settings
 from hypothesis import strategies as st

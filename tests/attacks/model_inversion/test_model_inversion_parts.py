@@ -90,8 +90,8 @@ def test_inversion_of_a_linear_model_meets_its_optimum() -> None:
         return x.flatten(1) @ weight.T
 
     config = InversionConfig(restarts=2, iterations=400, tv=0.0, l2=64.0, smoothing=0.0, copies=1, lr=0.02)
-    found = invert_classes(model, torch.full((2, *SHAPE), 0.5), torch.arange(2), config, g())
-    pixel = found.images.flatten(1)
+    images, _ = invert_classes(model, torch.full((2, *SHAPE), 0.5), torch.arange(2), config, g())
+    pixel = images.flatten(1)
     x = float(pixel[0, 0])
     slope = 2 / (1 + torch.tensor(2 * x).exp())  # -d/dx of CE(softmax(x, -x), 0)
     assert 2 * (x - 0.5) == pytest.approx(float(slope), abs=0.02)
