@@ -88,7 +88,7 @@ class AnalyticRecovery(UploadAttack[Upload]):
         """Return the network, as it trains at a client."""
         return network(knowledge)
 
-    def lacking(self, module: nn.Module, knowledge: Knowledge) -> str:
+    def missing(self, module: nn.Module, knowledge: Knowledge) -> str:
         """Return a reason if the network does not start with a linear layer with a bias."""
         if knowledge.architecture is None or not first_linear(module, knowledge.architecture.input_shape):
             return "the network's first layer is not fully connected with a bias that trains"
@@ -134,7 +134,7 @@ class AnalyticRecovery(UploadAttack[Upload]):
 
     def _inputs(self, u: Upload, module: nn.Module, knowledge: Knowledge) -> Tensor:
         """Return the records (m, *shape) behind an upload of n, on the CPU: m is at most n."""
-        assert knowledge.architecture is not None  # noqa: S101 - `lacking` names it
+        assert knowledge.architecture is not None  # noqa: S101 - `missing` names it
         shape, normalization = knowledge.architecture.input_shape, normalization_of(module)
         layer = first_linear(module, shape)
         dW, db = u.gradient[f"{layer}.weight"], u.gradient[f"{layer}.bias"]

@@ -92,7 +92,7 @@ class LearnedInversion(UploadAttack[Upload]):
         """Return the network in evaluation: the regression learns from gradients of single records."""
         return separable_network(knowledge)
 
-    def lacking(self, module: nn.Module, knowledge: Knowledge) -> str:
+    def missing(self, module: nn.Module, knowledge: Knowledge) -> str:
         """Return a reason if there are too few auxiliary records to learn from."""
         if knowledge.auxiliary is None or len(knowledge.auxiliary[0]) < _LEAST:
             return f"the regression needs {_LEAST} auxiliary records"
@@ -107,7 +107,7 @@ class LearnedInversion(UploadAttack[Upload]):
     ) -> tuple[Reconstruction, ...]:
         """Return one `Reconstruction` for each victim with a suitable upload; images (n, c, h, w) in [0, 1]."""
         module, auxiliary = self.checked_network(knowledge), knowledge.auxiliary
-        assert auxiliary is not None  # noqa: S101 - `lacking` names them
+        assert auxiliary is not None  # noqa: S101 - `missing` names them
         regressions: dict[int, _Regression] = {}  # by the model that gradients are taken at
         settings = self.config.model_dump(mode="json")
         card = {"attack": self.card.name, "settings": settings, **knowledge.described}

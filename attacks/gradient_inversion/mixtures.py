@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fdaudit.models.network import call_with, inputs_of, last_layer, moved
 
-__all__ = ["LastLayer", "class_gradients", "halfway", "mixture", "mixture_of"]
+__all__ = ["LastLayer", "halfway", "mixture_of"]
 
 _BLOCK = 1 << 24
 """Most values of per-class gradients at once. A constant, and not the free memory: it decides the last bits."""
@@ -85,33 +85,14 @@ def halfway(before: LastLayer, after: LastLayer, sent: Tensor) -> Iterator[tuple
         yield gradients, sent[:, part]
 
 
-def class_gradients(
-    module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, classes: int
-) -> Tensor:
-    """Return G (C, C, F + 1): the last layer's mean gradient of each class, bias last; 0 for a class without records.
-
-    Args:
-        module: the network, in evaluation mode.
-        tensors: its parameters and buffers.
-        x: (n, c, h, w) records.
-        y: (n,) their classes.
-        classes: number of classes C.
-    """
-    return LastLayer.of(module, tensors, x, y, classes).gradients()
-
-
-def mixture(gradients: list[Tensor], uploads: list[Tensor]) -> Tensor:
-    """Return shares (C,), π ≥ 0 minimising Σ ‖Σ_c π_c G_c - g‖² over uploads; they sum to 1, or to 0 if nothing fits.
-
-    Args:
-        gradients: for each upload G (C, C, F), per-class gradients.
-        uploads: for each upload g (C, F), the gradient, or minus the update.
-    """
-    return mixture_of(zip(gradients, uploads, strict=True), len(gradients[0]))
-
-
 def mixture_of(parts: Iterable[tuple[Tensor, Tensor]], classes: int) -> Tensor:
-    """Return the shares of `mixture` from pairs G (C, C, f), g (C, f), one at a time: uploads, or blocks of them."""
+    """Return shares (C,), π ≥ 0 minimising Σ ‖Σ_c π_c G_c - g‖² over parts; they sum to 1, or to 0 if nothing fits.
+
+    Args:
+        parts: uploads, or blocks of them, one at a time: per-class gradients G (C, C, f), and the gradient, or minus
+            the update, g (C, f).
+        classes: C.
+    """
     gram = np.zeros((classes, classes))
     right = np.zeros(classes)
     for G, g in parts:

@@ -38,7 +38,7 @@ class UploadAttack(ABC, Generic[R]):
     def read(self, view: View, knowledge: Knowledge, target: str) -> R | str:
         """Return what the attack reads of a victim, or the reason why there is nothing."""
 
-    def lacking(self, module: nn.Module, knowledge: Knowledge) -> str:
+    def missing(self, module: nn.Module, knowledge: Knowledge) -> str:
         """Return what else the attack needs and does not have, as a reason, or an empty string."""
         return ""
 
@@ -47,7 +47,7 @@ class UploadAttack(ABC, Generic[R]):
     def applicable(self, view: View, knowledge: Knowledge, task: AttackTask) -> Applicability:
         """Check for a suitable network, a victim's upload, and the model that it started from."""
         module = self.network(knowledge)
-        reason = module if isinstance(module, str) else self.lacking(module, knowledge)
+        reason = module if isinstance(module, str) else self.missing(module, knowledge)
         if reason:
             return Applicability(False, reason)
         readings, reasons = self.readings(view, knowledge, task)
@@ -81,7 +81,7 @@ class UploadAttack(ABC, Generic[R]):
             UsageError: it does not apply.
         """
         module = self.network(knowledge)
-        reason = module if isinstance(module, str) else self.lacking(module, knowledge)
+        reason = module if isinstance(module, str) else self.missing(module, knowledge)
         if isinstance(module, str) or reason:
             raise UsageError("knowledge", None, f"does not do: {reason}", "Ask `applicable` first.")
         return module

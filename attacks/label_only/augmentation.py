@@ -164,10 +164,9 @@ def best_weights(vectors: Tensor, inside: Tensor) -> tuple[Tensor, str]:
             scores = vectors[k] @ weights
             total_areas[way] += float(roc_auc_score(inside[k].numpy(), scores.numpy()))
     best = max(_WAYS, key=total_areas.__getitem__)
-    weights = {_WAYS[1]: count, _WAYS[2]: plain}.get(best)
-    if weights is None:
-        weights = _regression(vectors, inside)
-    return weights, best
+    if best == _WAYS[0]:
+        return _regression(vectors, inside), best
+    return count if best == _WAYS[1] else plain, best
 
 
 def _predicted(train: Trainer, parameters: Parameters, x: Tensor) -> Tensor:

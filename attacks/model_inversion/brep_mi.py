@@ -82,7 +82,7 @@ class BREPMI(QueryAttack):
     def __init__(self, config: BREPMIConfig) -> None:
         self.config: BREPMIConfig = config
 
-    def lacking(self, knowledge: Knowledge) -> str:
+    def missing(self, knowledge: Knowledge) -> str:
         """Return a reason if there are no auxiliary images large enough for a GAN."""
         return learnable(knowledge).reason
 

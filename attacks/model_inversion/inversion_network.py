@@ -65,7 +65,7 @@ class InversionNetwork(QueryAttack):
     def __init__(self, config: InversionNetworkConfig) -> None:
         self.config: InversionNetworkConfig = config
 
-    def lacking(self, knowledge: Knowledge) -> str:
+    def missing(self, knowledge: Knowledge) -> str:
         """Return a reason if there are no auxiliary images to learn from."""
         if knowledge.auxiliary is None or not len(knowledge.auxiliary[1]):
             return "no auxiliary images to learn from: bring auxiliary records"

@@ -44,7 +44,7 @@ class QueryAttack(ABC):
     card: ClassVar[AttackCard]
     config: QueriesConfig
 
-    def lacking(self, knowledge: Knowledge) -> str:
+    def missing(self, knowledge: Knowledge) -> str:
         """Return what the attack needs and does not have, as a reason, or an empty string."""
         return ""
 
@@ -73,7 +73,7 @@ class QueryAttack(ABC):
     def _askable(
         self, view: View, knowledge: Knowledge, task: AttackTask
     ) -> tuple[list[Askable], Applicability]:
-        if reason := self.lacking(knowledge):
+        if reason := self.missing(knowledge):
             return [], Applicability(False, reason)
         least = self.config.least_queries
         most = max(least, self.config.queries)

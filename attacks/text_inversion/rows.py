@@ -70,7 +70,7 @@ class EmbeddingRows(UploadAttack["tuple[Message, Message]"]):
         """Return the network, as it trains at a client."""
         return network(knowledge)
 
-    def lacking(self, module: nn.Module, knowledge: Knowledge) -> str:
+    def missing(self, module: nn.Module, knowledge: Knowledge) -> str:
         """Return a reason if the network has no embedding of the vocabulary."""
         return without_embedding(module, knowledge)
 

@@ -87,7 +87,7 @@ class TAG(UploadAttack[Upload]):
         """Return the network in evaluation, as far as no text depends on others of its batch."""
         return separable_network(knowledge)
 
-    def lacking(self, module: nn.Module, knowledge: Knowledge) -> str:
+    def missing(self, module: nn.Module, knowledge: Knowledge) -> str:
         """Return a reason if the network has no embedding of the vocabulary."""
         return without_embedding(module, knowledge)
 

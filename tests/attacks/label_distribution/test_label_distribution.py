@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fdaudit.attacks.gradient_inversion import mixtures
-from fdaudit.attacks.gradient_inversion.mixtures import class_gradients, mixture, mixture_of
+from fdaudit.attacks.gradient_inversion.mixtures import mixture_of
 from fdaudit.attacks.label_distribution._guesses import uniform
 from fdaudit.attacks.label_distribution._shadows import ShareModel, draw_shadow
 from fdaudit.attacks.label_distribution.declined import accepted_samples, read_declined
@@ -180,7 +180,7 @@ def test_a_mixture_of_class_gradients_is_taken_apart_up_to_its_scale(seed, class
     pi = pi / pi.sum() if pi.sum() else uniform(classes)
     scale = float(torch.rand((), generator=rng)) * 10 + 0.1
     seen = [scale * torch.einsum("k,kcf->cf", pi, G) for G in columns]
-    assert torch.allclose(mixture(columns, seen), pi, atol=1e-4)
+    assert torch.allclose(mixture_of(zip(columns, seen, strict=True), classes), pi, atol=1e-4)
 
 
 def test_blocks_of_a_layer_give_the_shares_of_the_whole_layer(monkeypatch):
@@ -190,9 +190,9 @@ def test_blocks_of_a_layer_give_the_shares_of_the_whole_layer(monkeypatch):
     start = dict(module.state_dict())
     end = {n: t + 0.1 * torch.randn(t.shape, generator=generator) for n, t in start.items()}
     passes = [mixtures.LastLayer.of(module, at, x, y, 5) for at in (start, end)]
-    columns = [class_gradients(module, at, x, y, 5) for at in (start, end)]
+    columns = [one.gradients() for one in passes]
     sent = torch.einsum("k,kcf->cf", torch.tensor([0.5, 0.2, 0.0, 0.2, 0.1]).double(), sum(columns) / 2)
-    whole = mixture([sum(columns) / 2], [sent])
+    whole = mixture_of([(sum(columns) / 2, sent)], 5)
     assert torch.equal(mixture_of(mixtures.halfway(*passes, sent), 5), whole)
     monkeypatch.setattr(mixtures, "_BLOCK", 25 * 7)
     parts = list(mixtures.halfway(*passes, sent))
