@@ -234,7 +234,7 @@ def attack_all(
         finally:
             result = conclude(run.opened)
     by_id = {cell.id: cell for cell in result.cells}
-    return [by_id[cell] for cell in stage.wanted]
+    return [by_id[cell] for cell in stage.cells]
 
 
 def every_adversary(run: Run) -> tuple[str, ...]:

@@ -226,15 +226,16 @@ def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> int:
         raise ValueError("it holds one bare array")
     _refuse_long_directory(stream)
     with zipfile.ZipFile(stream) as archive:
-        sizes = {
-            name: archive.getinfo(f"{name}.npy").file_size
-            for name in wanted
-            if f"{name}.npy" in archive.namelist()
-        }
-        if sum(sizes.values()) > DATA_BYTES.most:
-            raise ValueError(f"it has {DATA_BYTES.refusal(sum(sizes.values()))}")
-        if sum(sizes.values()) > _MOST_UNPACKED + _MOST_RATIO * packed:
-            extent = f"{sum(sizes.values()):,} bytes out of {packed:,}"
+        members = set(archive.namelist())
+        sizes = {}
+        for name in wanted:
+            if f"{name}.npy" in members:
+                sizes[name] = archive.getinfo(f"{name}.npy").file_size
+        total = sum(sizes.values())
+        if total > DATA_BYTES.most:
+            raise ValueError(f"it has {DATA_BYTES.refusal(total)}")
+        if total > _MOST_UNPACKED + _MOST_RATIO * packed:
+            extent = f"{total:,} bytes out of {packed:,}"
             raise ValueError(f"it unpacks to {extent}: write it with numpy.savez, which does not compress")
         for name, size in sizes.items():
             with archive.open(f"{name}.npy") as member:
@@ -251,9 +252,9 @@ def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> int:
 def _stated(member: IO[bytes]) -> tuple[int, int]:
     """Return the bytes of an array, as its header states it, and its entries; an empty dimension counts as one."""
     version = np.lib.format.read_magic(member)
-    read_header = (
-        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    )
+    read_header = np.lib.format.read_array_header_2_0
+    if version == (1, 0):
+        read_header = np.lib.format.read_array_header_1_0
     shape, _, dtype = read_header(member)
     return math.prod(shape) * dtype.itemsize, math.prod(max(1, size) for size in shape)
 
@@ -335,7 +336,7 @@ def _inside(path: Path, home: Path) -> Path:
 
 def _images(files: list[Path], folder: Path, image_size: int | None) -> tuple[Tensor, Tensor]:
     """Return images as one tensor (n, c, h, w): uint8, or float32 if fitted to `image_size`; and origins (n, 2)."""
-    headers = _each(files, folder, _looked_at)
+    headers = _each(files, folder, _header)
     channels = 1 if all(grey for _, grey in headers) else 3
     sizes = sorted({size for size, _ in headers})
     if image_size is None and len(sizes) > 1:
@@ -386,7 +387,7 @@ def _each(files: list[Path], folder: Path, read: Callable[[Path], _T]) -> list[_
     return results
 
 
-def _looked_at(file: Path) -> tuple[tuple[int, int], bool]:
+def _header(file: Path) -> tuple[tuple[int, int], bool]:
     """Return the height and width of an image, and whether it is grey, without reading its pixels."""
     with _opened(file) as image:
         return (image.height, image.width), image.mode in _GREY

@@ -12,7 +12,7 @@ from fdaudit.errors import DataError, SpecError
 from fdaudit.limits import MOST_TABLE
 from fdaudit.rng import SecretStream
 from fdaudit.spec.schema import PartitionSpec
-from fdaudit.tasks import Labels, labels_of
+from fdaudit.tasks import labels_of
 
 __all__ = ["class_counts", "class_table", "partition"]
 
@@ -75,7 +75,9 @@ def partition(
         parts = _whole_pictures(pictures, clients, stream)
     else:
         labels = labels_of(y)
-        _refuse_unshared(labels, spec)
+        unshared = labels.unshared
+        if unshared is not None and spec.name in unshared.rules:
+            raise SpecError("partition.name", spec.name, unshared.problem, unshared.remedy)
         if not labels.one_class and spec.name != "iid":
             y, classes = labels.main_class(y, stream), classes + 1
         parts = _RULES[spec.name](y, clients, spec, stream, classes)
@@ -114,13 +116,6 @@ def _refuse_large_table(clients: int, classes: int) -> None:
 def class_counts(y: Tensor, classes: int) -> Tensor:
     """Return how often each class occurs in labels, int64 (classes,): in records, or of masks in pixels."""
     return labels_of(y).counts(y, classes)
-
-
-def _refuse_unshared(labels: Labels, spec: PartitionSpec) -> None:
-    """Refuse a rule by which records with such labels cannot be shared out."""
-    unshared = labels.unshared
-    if unshared is not None and spec.name in unshared.rules:
-        raise SpecError("partition.name", spec.name, unshared.problem, unshared.remedy)
 
 
 def _iid(y: Tensor, clients: int, spec: PartitionSpec, stream: SecretStream, classes: int) -> list[Tensor]:
@@ -195,9 +190,10 @@ def _by_shares(
         records = _shuffled(y, label, stream)
         shares = stream.dirichlet(spec.alpha or 1.0, clients)
         if spec.capped:
-            room = [sum(map(len, part)) < len(y) / clients for part in parts]
-            shares = shares * room
-            shares = shares / shares.sum() if shares.sum() else np.array(room) / sum(room)
+            # A client with an even share of all records gets no more; the others divide its part.
+            has_room = np.array([sum(map(len, part)) < len(y) / clients for part in parts])
+            shares = shares * has_room
+            shares = shares / shares.sum() if shares.sum() else has_room / has_room.sum()
         if not np.isfinite(shares).all():
             raise DataError(
                 "partition.alpha", spec.alpha, "is beyond what can be drawn", "Give 0.001 to 1e6."

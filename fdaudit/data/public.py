@@ -68,9 +68,8 @@ def shifted_copies(x: Tensor, copies: int) -> Tensor:
         rows = torch.randint(2 * down + 1, (n,), generator=stream)[:, None] + torch.arange(height)
         columns = torch.randint(2 * right + 1, (n,), generator=stream)[:, None] + torch.arange(width)
         wide = F.pad(x, (right, right, down, down))
-        blocks.append(
-            wide[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None]].movedim(-1, 1)
-        )
+        shifted = wide[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None]]
+        blocks.append(shifted.movedim(-1, 1))  # the indexed dimensions come first
     return torch.cat(blocks)
 
 

@@ -11,7 +11,8 @@ __all__ = ["fit", "fit_masks", "to_unit"]
 
 def to_unit(x: Tensor) -> Tensor:
     """Return images as float32 in [0, 1]: uint8 is divided by 255, floats keep their values."""
-    return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x.to(torch.float32)
+    unit = x.to(torch.float32)
+    return unit / 255.0 if x.dtype == torch.uint8 else unit
 
 
 def fit(x: Tensor, size: int) -> Tensor:

@@ -125,7 +125,10 @@ def make_splits(
         raise DataError(
             "splits.test", split_spec.test, f"leaves no test record out of {len(y)}", "Raise the fraction."
         )
-    _refuse_unmeasurable(test_y, split_spec.test)
+    problem = labels_of(test_y).unmeasurable(test_y)
+    if problem:
+        remedy = "Raise the fraction, or label more test records."
+        raise DataError("splits.test", split_spec.test, problem, remedy)
     minimum = 2 if split_spec.candidates else 1
     try:
         parts = partition(
@@ -138,10 +141,10 @@ def make_splits(
             sites=None if sites is None else sites[rest],
             pictures=None if pictures is None else pictures[rest],
         )
-        client_splits = tuple(
-            split_client(k, rest[part], y, classes, split_spec.candidates, stream, pictures)
-            for k, part in enumerate(parts)
-        )
+        client_splits = []
+        for k, part in enumerate(parts):
+            own = rest[part]
+            client_splits.append(split_client(k, own, y, classes, split_spec.candidates, stream, pictures))
     except DataError as error:
         enough = math.ceil(clients * (classes + 1) * len(y) / max(len(rest), 1))
         if not dataset.task.labels.one_class or len(y) >= enough:
@@ -149,7 +152,7 @@ def make_splits(
         advice = f"There are {len(y)}; {enough} are enough for {clients} clients and {classes} classes, shared evenly."
         raise DataError(error.field, error.value, error.problem, f"{error.remedy} {advice}") from None
     table = class_table(y, [c.train for c in client_splits], classes)
-    return Splits(clients=client_splits, class_table=table, **shared)
+    return Splits(clients=tuple(client_splits), class_table=table, **shared)
 
 
 def set_aside(
@@ -180,10 +183,10 @@ def _used(dataset: Dataset, clients: int, rule: PartitionSpec) -> Tensor:
     """
     if rule.name != "by-site" or dataset.sites is None:
         return torch.arange(len(dataset.y))
-    there = len(dataset.sites.unique())
-    if there < clients:
-        problem = f"is more than the {there} sites of {dataset.name}"
-        raise DataError("clients", clients, problem, f"Use at most {there} clients, or partition 'iid'.")
+    sites = len(dataset.sites.unique())
+    if sites < clients:
+        problem = f"is more than the {sites} sites of {dataset.name}"
+        raise DataError("clients", clients, problem, f"Use at most {sites} clients, or partition 'iid'.")
     return (dataset.sites < clients).nonzero().flatten()
 
 
@@ -231,13 +234,6 @@ def test_xy(dataset: Dataset, splits: Splits) -> tuple[Tensor, Tensor]:
 
 
 test_xy.__test__ = False  # type: ignore[attr-defined]  # pytest collects functions named test_*
-
-
-def _refuse_unmeasurable(y: Tensor, fraction: float) -> None:
-    """Refuse test records with labels y from which the utility of a model cannot be measured."""
-    problem = labels_of(y).unmeasurable(y)
-    if problem:
-        raise DataError("splits.test", fraction, problem, "Raise the fraction, or label more test records.")
 
 
 def split_client(
@@ -304,11 +300,11 @@ def _pairs(records: Tensor, group: Tensor, total: int, stream: SecretStream) -> 
     pairs = []
     for number, share in enumerate(apportion(min(total, sum(room)), counts, room)):
         alike = records[group == number]
-        pairs.append(alike[torch.from_numpy(stream.permutation(len(alike)))[: 2 * share]].view(-1, 2))
+        order = torch.from_numpy(stream.permutation(len(alike)))
+        pairs.append(alike[order[: 2 * share]].view(-1, 2))
     missing = total - sum(room)
     if missing > 0:
         remainder = records[~torch.isin(records, torch.cat(pairs))]
-        pairs.append(
-            remainder[torch.from_numpy(stream.permutation(len(remainder)))[: 2 * missing]].view(-1, 2)
-        )
+        order = torch.from_numpy(stream.permutation(len(remainder)))
+        pairs.append(remainder[order[: 2 * missing]].view(-1, 2))
     return torch.cat(pairs)

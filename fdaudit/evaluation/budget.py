@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 from fdaudit.adversary.attack_plan import AttackPlan
@@ -121,23 +122,21 @@ class Cost:
 
     def at(self, factor: float) -> float:
         """Return the seconds of all cells with the settings of `factor`."""
-        seconds, leading = self.seconds, [1.0]
+        seconds, leading, reduced = self.seconds, [1.0], list[float]()
         for setting in self.settings.values():
             if setting.work == "multiplies":
                 seconds *= setting.at(factor) / setting.asked
             elif setting.work == "leads":
                 leading.append(setting.asked / setting.least)
-        reduced = [
-            setting.at(factor) / setting.least
-            for setting in self.settings.values()
-            if setting.work == "leads"
-        ]
+                reduced.append(setting.at(factor) / setting.least)
+        # Of settings that lead, the one that asks for most decides the work.
         return seconds * max(reduced, default=1.0) / max(leading)
 
 
 def total(costs: Sequence[Cost], shared: Mapping[str, Cost], processes: int, factor: float) -> float:
     """Return the seconds of a stage: its work divided by the processes, and no less than its longest attack takes."""
-    work = sum(shared[name].at(factor) for name in {n for cost in costs for n in cost.shared})
+    needs = set(chain.from_iterable(cost.shared for cost in costs))
+    work = sum(shared[name].at(factor) for name in needs)
     longest = 0.0
     for cost in costs:
         own = cost.at(factor)
@@ -166,32 +165,31 @@ def allot(
         first: names of attacks that are kept, and run, before all others.
     """
     seconds = for_attacks(budget, training)
-    held, least = _ALLOTTED * seconds, 0.0
-    kept, dear = list[Cost](), list[Cost]()
+    usable, least = _ALLOTTED * seconds, 0.0
+    fitting, dear = list[Cost](), list[Cost]()
     for cost in _in_turn(costs, shared, least, first):
-        fits = total([*kept, cost], shared, processes, least) <= held
-        (kept if fits else dear).append(cost)
-    factor = _factor(kept, shared, processes, held)
-    kept = _in_turn(kept, shared, factor, first)
-    left_out = [
-        LeftOut(
-            attack=cost.attack,
-            adversaries=cost.adversaries,
-            needed=training + total([*kept, cost], shared, processes, least) / _ALLOTTED,
-        )
-        for cost in dear
-    ]
+        fits = total([*fitting, cost], shared, processes, least) <= usable
+        (fitting if fits else dear).append(cost)
+    factor = _factor(fitting, shared, processes, usable)
+    fitting = _in_turn(fitting, shared, factor, first)
+    left_out = []
+    for cost in dear:
+        needed = training + total([*fitting, cost], shared, processes, least) / _ALLOTTED
+        left_out.append(LeftOut(attack=cost.attack, adversaries=cost.adversaries, needed=needed))
+    settings = []
+    for cost in fitting:
+        for name, setting in cost.settings.items():
+            number = setting.at(factor)
+            if number < setting.asked:
+                settings.append(
+                    Allotted(attack=cost.attack, setting=name, asked=setting.asked, number=number)
+                )
     return Budget(
         seconds=budget,
         attacks=seconds,
-        estimated=total(kept, shared, processes, factor),
-        settings=tuple(
-            Allotted(attack=cost.attack, setting=name, asked=setting.asked, number=setting.at(factor))
-            for cost in kept
-            for name, setting in cost.settings.items()
-            if setting.at(factor) < setting.asked
-        ),
-        order=tuple(cost.attack for cost in kept),
+        estimated=total(fitting, shared, processes, factor),
+        settings=tuple(settings),
+        order=tuple(cost.attack for cost in fitting),
         left_out=tuple(left_out),
     )
 
@@ -249,10 +247,11 @@ def reduced(attacks: Sequence[AttackPlan], budget: Budget) -> tuple[AttackPlan, 
     for one in budget.settings:
         numbers.setdefault(one.attack, {})[one.setting] = one.number
     reasons = dict[str, dict[str, str]]()
-    for left in budget.left_out:
-        needed = f"; about {_rounded_up(left.needed)} needed" if left.needed else ""
-        why = f"not run: the budget of {in_words(budget.seconds)} does not hold it{needed}"
-        reasons[left.attack] = dict.fromkeys(left.adversaries, why)
+    for attack_left_out in budget.left_out:
+        why = f"not run: the budget of {in_words(budget.seconds)} does not hold it"
+        if attack_left_out.needed:
+            why += f"; about {_rounded_up(attack_left_out.needed)} needed"
+        reasons[attack_left_out.attack] = dict.fromkeys(attack_left_out.adversaries, why)
     plans = list[AttackPlan]()
     for attack in attacks:
         params = None if attack.params is None else {**attack.params, **numbers.get(attack.name, {})}
@@ -328,8 +327,8 @@ class Clock:
 
     def note(self) -> None:
         """Keep the budget, and the time that was spent by now."""
-        spent = self.spent + time.time() - self.begun
-        value = {"budget": self.budget.plain(), "spent": round(max(0.0, spent), 3)}
+        seconds = self.spent + time.time() - self.begun
+        value = {"budget": self.budget.plain(), "spent": round(max(0.0, seconds), 3)}
         save_json(self.vault.directory / _FILE, value, sync=False)
 
 
@@ -344,11 +343,11 @@ def kept_budget(vault: Vault) -> Clock | None:
         return None
     try:
         value = load_json(path)
-        budget, spent = validate(Budget, value["budget"], _FILE), float(value["spent"])
+        budget, seconds = validate(Budget, value["budget"], _FILE), float(value["spent"])
     except (IntegrityError, OSError, SpecError, KeyError, TypeError, ValueError):
         remedy = "Remove the file, and run the attacks again: `fdaudit attack RUN --all`."
         raise RunError(_FILE, str(path), "holds no budget of an attack stage", remedy) from None
-    return Clock(vault, budget, spent)
+    return Clock(vault, budget, seconds)
 
 
 def forget_budget(vault: Vault) -> None:

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,29 +104,26 @@ class Work:
         stated = card.work
         if not isinstance(stated, Mapping) or not stated.keys() <= cls.__dataclass_fields__.keys():
             return None
-        grows, victims, shadows = (
-            stated.get("grows", ()),
-            stated.get("victims", ""),
-            stated.get("shadows", ()),
-        )
-        amounts = {k: v for k, v in stated.items() if k not in ("grows", "victims", "shadows")}
-        named = _texts(grows) and _texts(shadows) and isinstance(victims, str)
-        if not (named and all(_amount(v) for v in amounts.values())):
-            return None
-        steps = {k: float(v) for k, v in amounts.items()}
-        return cls(grows=grows, victims=victims, shadows=shadows, **steps)
+        work = dict[str, Any]()
+        for name, value in stated.items():
+            if name in ("grows", "shadows"):
+                valid = isinstance(value, tuple) and all(isinstance(v, str) for v in value)
+            elif name == "victims":
+                valid = isinstance(value, str)
+            else:
+                valid = _amount(value)
+            if not valid:
+                return None
+            work[name] = float(value) if isinstance(value, int) else value
+        return cls(**work)
 
     def growth(self, attack: AttackPlan) -> float:
         """Return how many times the work of the profile `quick` an attack's settings ask for."""
-        quick, asked, found = attack.card.profiles["quick"], attack.params or {}, 1.0
+        quick, params, growth = attack.card.profiles["quick"], attack.params or {}, 1.0
         for name in self.grows:
-            if _amount(quick.get(name)) and quick[name] and _amount(asked.get(name)):
-                found *= asked[name] / quick[name]
-        return found
-
-
-def _texts(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(v, str) for v in value)
+            if _amount(quick.get(name)) and quick[name] and _amount(params.get(name)):
+                growth *= params[name] / quick[name]
+        return growth
 
 
 def _amount(value: object) -> bool:
@@ -160,11 +158,11 @@ class Unit:
         weights = [p for p in network.parameters() if p.requires_grad]
         device = weights[0].device
         images = case.architecture.blank_inputs(_BATCH, device)
-        own, kept = {p.data_ptr() for p in network.parameters()}, dict[int, int]()
+        own, saved = {p.data_ptr() for p in network.parameters()}, dict[int, int]()
 
         def count(tensor: Tensor) -> Tensor:
             if tensor.data_ptr() not in own:
-                kept[tensor.data_ptr()] = tensor.numel()
+                saved[tensor.data_ptr()] = tensor.numel()
             return tensor
 
         def step(images: Tensor) -> None:
@@ -176,19 +174,19 @@ class Unit:
 
         def fastest(images: Tensor) -> float:
             """Return the least time of a step: others that share a core or its cache only add to it."""
-            deadline, taken = time.perf_counter() + _MEASURING, list[float]()
-            while len(taken) < _FEWEST or time.perf_counter() < deadline:
-                begun = clock()
+            deadline, times = time.perf_counter() + _MEASURING, list[float]()
+            while len(times) < _FEWEST or time.perf_counter() < deadline:
+                start = clock()
                 step(images)
-                taken.append(clock() - begun)
-            return min(taken)
+                times.append(clock() - start)
+            return min(times)
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             step(images)
         return cls(
             seconds=fastest(images),
             parameters=sum(p.numel() for p in network.parameters()),
-            kept=sum(kept.values()) // _BATCH,
+            kept=sum(saved.values()) // _BATCH,
             training=fastest(case.architecture.blank_inputs(_batch_of(case), device)),
         )
 
@@ -268,13 +266,17 @@ class Estimate:
             f"attacks  {run}, about {_duration(self.seconds)} {where} if nothing else runs; at most about "
             f"{self.gigabytes:.1f} GB of memory and {self.disk:.1f} GB on disk (longest: {self.longest}; {size} pixels)"
         )
-        return f"{line}; not counted: {', '.join(self.unstated)}" if self.unstated else line
+        if self.unstated:
+            line += f"; not counted: {', '.join(self.unstated)}"
+        return line
 
 
 def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{round(seconds, -1):.0f} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"
 
 
 def estimate(run: RunDirectory, costs: Costs, processes: int) -> Estimate:
@@ -306,33 +308,38 @@ def costs_of(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]]) -> Co
         cells: the adversaries of each attack.
     """
     case = run.case
-    seen = {x: _VisibleKinds.by(run, x) for names in cells.values() for x in names}
-    asked = dict[AttackPlan, tuple[str, ...]]()
+    seen = dict[str, _VisibleKinds]()
+    able = dict[AttackPlan, tuple[str, ...]]()
     for attack, names in cells.items():
-        if able := tuple(x for x in names if seen[x].suffices(attack, case)):
-            asked[attack] = able
-    if not asked or case.networks is None:
+        for name in names:
+            if name not in seen:
+                seen[name] = _VisibleKinds.by(run, name)
+        suited = tuple(name for name in names if seen[name].suffices(attack, case))
+        if suited:
+            able[attack] = suited
+    if not able or case.networks is None:
         return None
     unit, federation = Unit.measured(case), read_timings(run.path).get("federation", 0.0)
     # All membership attacks share one rehearsal of the run: their power control.
     shared = {_REHEARSAL: Cost(attack=_REHEARSAL, seconds=federation)}
-    found, unstated = list[Cost](), list[str]()
-    for attack, names in asked.items():
+    costs, unstated, rehearsal = list[Cost](), list[str](), 0.0
+    for attack, names in able.items():
         work = Work.of(attack.card)
         if work is None:
             unstated.append(attack.name)
-        else:
-            found.append(_cost(attack, work, names, case, unit, federation, shared))
-    on_record = _on_disk(run.messages)
-    rehearsed = any(_REHEARSAL in cost.shared for cost in found)
+            continue
+        cost = _cost(attack, work, names, case, unit, federation, shared)
+        costs.append(cost)
+        if _REHEARSAL in cost.shared:
+            rehearsal = _on_disk(run.messages)
     return Costs(
-        attacks=tuple(found),
+        attacks=tuple(costs),
         shared=shared,
         unit=unit,
-        cells=sum(map(len, asked.values())),
+        cells=sum(map(len, able.values())),
         unstated=tuple(unstated),
         views=sum(one.gigabytes for one in seen.values()),
-        rehearsal=on_record if rehearsed else 0.0,
+        rehearsal=rehearsal,
     )
 
 
@@ -412,11 +419,11 @@ def _shadows(
 
 def _learnt(control: str, case: Case) -> float:
     """Return the steps in which a control's networks learn their records by heart; 0 if they need not."""
-    held, most = len(case.auxiliary[1]), MOST_CANDIDATES // 2
+    auxiliary, most = len(case.auxiliary[1]), MOST_CANDIDATES // 2
     if control == "model":
-        records: float = min(held // 2, most, most_by_heart(case.architecture.parameters))
+        records: float = min(auxiliary // 2, most, most_by_heart(case.architecture.parameters))
     elif control in ("average", "federation"):
-        records = min(0.35 * held, most) + 0.3 * held
+        records = min(0.35 * auxiliary, most) + 0.3 * auxiliary
     else:
         return 0.0
     return _BY_HEART * records / _BATCH
@@ -424,8 +431,9 @@ def _learnt(control: str, case: Case) -> float:
 
 def _part_of_the_run(attack: AttackPlan, case: Case) -> float:
     """Return the share of the run's federation that the controls of an attack on class shares repeat."""
-    rounds = case.settings.get("rounds")
-    repeated = min(1.0, rehearsals.rounds_of(attack) / rounds) if type(rounds) is int and rounds > 0 else 1.0
+    rounds, repeated = case.settings.get("rounds"), 1.0
+    if type(rounds) is int and rounds > 0:
+        repeated = min(1.0, rehearsals.rounds_of(attack) / rounds)
     return repeated * min(1.0, rehearsals.MOST_CLIENTS / max(1, case.spec.clients))
 
 
@@ -471,9 +479,8 @@ def _lowest(attack: AttackPlan, setting: str) -> int:
     if not attack.own:
         return 1
     field = attacks.REGISTRY.load(attack.name, "attack").Config.model_fields[setting]
-    return max(
-        (int(bound.ge) for bound in field.metadata if getattr(bound, "ge", None) is not None), default=1
-    )
+    bounds = [bound.ge for bound in field.metadata if getattr(bound, "ge", None) is not None]
+    return max(map(int, bounds), default=1)
 
 
 def _gigabytes(case: Case, unit: Unit, processes: int) -> float:
@@ -509,15 +516,15 @@ class _VisibleKinds:
     def by(cls, run: RunDirectory, adversary: str) -> _VisibleKinds:
         members = adversary.split("+")
         view = run.view(adversary)
-        sent, published = set[str](), set[str]()
+        from_clients, from_others = set[str](), set[str]()
         for message in view.messages:
             if role(message.sender) != "client":
-                published.add(message.kind)
+                from_others.add(message.kind)
             elif message.sender not in members:
-                sent.add(message.kind)
+                from_clients.add(message.kind)
         return cls(
-            sent=frozenset(sent),
-            published=frozenset(published),
+            sent=frozenset(from_clients),
+            published=frozenset(from_others),
             answers=frozenset(a for a in ("soft", "hard") if run.answering.oracle(members, a) is not None),
             gigabytes=_on_disk(view.messages),
         )

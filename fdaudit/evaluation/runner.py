@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,8 @@ class Desk:
 
     @cached_property
     def _stage(self) -> Stage:
-        return Stage(
-            replace(self.run, case=self.run.case.on_one_thread()), self._open.enter_context(handed_folder())
-        )
+        run = replace(self.run, case=self.run.case.on_one_thread())
+        return Stage(run, self._open.enter_context(handed_folder()))
 
     def cells(self, piece: Piece) -> Iterator[tuple[Cell, float]]:
         """Yield each adversary's cell of a piece, and its duration in seconds."""
@@ -152,19 +152,23 @@ def attack_cells(
     """
     case, path = run.case, run.path
     adversaries = _adversaries(case)
-    due = due_cells(run, only, again)
-    unasked = [c for k, names in due.items() for a in names if (c := not_asked(case, a, k)) is not None]
-    make_folder(path / "attacks")
-    save_json_together({_path(path, c.adversary, c.attack): c.plain() for c in unasked}, indent=1)
-    for cell in unasked:
-        stored(cell)
-    found = {(c.adversary, c.attack): c for c in unasked}
     deadline = None if clock is None else clock.deadline
-    pieces = [
-        Piece(path, k, tuple(a for a in names if (a, k.name) not in found), tuple(beside), deadline)
-        for k, names in due.items()
-    ]
-    pieces = [p for p in pieces if p.adversaries]
+    cells = dict[tuple[str, str], Cell]()
+    pieces = list[Piece]()
+    for attack, names in due_cells(run, only, again).items():
+        to_run = []
+        for name in names:
+            unasked = not_asked(case, name, attack)
+            if unasked is None:
+                to_run.append(name)
+            else:
+                cells[name, attack.name] = unasked
+        if to_run:
+            pieces.append(Piece(path, attack, tuple(to_run), tuple(beside), deadline))
+    make_folder(path / "attacks")
+    save_json_together({_path(path, *place): cell.plain() for place, cell in cells.items()}, indent=1)
+    for cell in cells.values():
+        stored(cell)
     costs = _costs(run, pieces, clock)
     processes = _size(case, sum(len(p.adversaries) for p in pieces), workers)
     dear = set() if early is None else _dear(costs, processes)
@@ -173,10 +177,10 @@ def attack_cells(
     else:
         pieces = sorted(pieces, key=lambda piece: piece.attack.name in dear)
     total = len(adversaries) * len(case.attacks)
-    done = total - sum(len(p.adversaries) for p in pieces)
+    finished = total - sum(len(p.adversaries) for p in pieces)
 
     def say(what: str) -> None:
-        tick(f"attacks ({what})", done, total)
+        tick(f"attacks ({what})", finished, total)
 
     if costs is not None:
         _say_estimate(estimate(run, costs, processes), tick, clock)
@@ -191,28 +195,28 @@ def attack_cells(
             stored(cell)
             if clock is not None:
                 clock.note()
-            found[cell.adversary, cell.attack] = cell
-            done += 1
+            cells[cell.adversary, cell.attack] = cell
+            finished += 1
             say(f"{cell.adversary}: {cell.attack}")
             quick_left.discard((cell.adversary, cell.attack))
-            if early is not None and not quick_left and done < total:
-                early(_rest(case, pieces, found))
+            if early is not None and not quick_left and finished < total:
+                early(_rest(case, pieces, cells))
                 early = None
-    return [found[a, k.name] for a in adversaries for k in case.attacks if (a, k.name) in found]
+    places = [(adversary, attack.name) for adversary in adversaries for attack in case.attacks]
+    return [cells[place] for place in places if place in cells]
 
 
 def due_cells(
     run: RunDirectory, only: Callable[[str, str], bool] = lambda adversary, attack: True, again: bool = False
 ) -> dict[AttackPlan, list[str]]:
     """Return the adversaries against whom each attack has no outcome yet; arguments as in `attack_cells`."""
-    adversaries = _adversaries(run.case)
     due = dict[AttackPlan, list[str]]()
     for attack in run.case.attacks:
-        due[attack] = [
-            a
-            for a in adversaries
-            if only(a, attack.name) and (again or not _path(run.path, a, attack.name).is_file())
-        ]
+        due[attack] = []
+        for adversary in _adversaries(run.case):
+            missing = again or not _path(run.path, adversary, attack.name).is_file()
+            if missing and only(adversary, attack.name):
+                due[attack].append(adversary)
     return due
 
 
@@ -238,21 +242,21 @@ def budgeted(
     Raises:
         UsageError: the stage that goes on has another budget.
     """
-    kept = kept_budget(run.vault) if go_on else None
-    if kept is None:
+    clock = kept_budget(run.vault) if go_on else None
+    if clock is None:
         if seconds is None:
             forget_budget(run.vault)
             return run, None
         begun = time.time()
         budget = _allotment(run, seconds, training, workers, again=not go_on)
-        kept = Clock(run.vault, budget, begun=begun)
-        kept.note()
-    elif seconds not in (None, kept.budget.seconds):
-        problem = f"is not the budget of {in_words(kept.budget.seconds)} with which these attacks began"
+        clock = Clock(run.vault, budget, begun=begun)
+        clock.note()
+    elif seconds not in (None, clock.budget.seconds):
+        problem = f"is not the budget of {in_words(clock.budget.seconds)} with which these attacks began"
         remedy = "Leave it out to go on with that one, or run all attacks again: fdaudit attack RUN --all --budget."
         raise UsageError("budget", in_words(seconds), problem, remedy)
-    attacks = reduced(run.case.attacks, kept.budget)
-    return replace(run, case=replace(run.case, attacks=attacks)), kept
+    attacks = reduced(run.case.attacks, clock.budget)
+    return replace(run, case=replace(run.case, attacks=attacks)), clock
 
 
 def _allotment(
@@ -260,8 +264,9 @@ def _allotment(
 ) -> Budget:
     cells = dict[AttackPlan, list[str]]()
     for attack, names in due_cells(run, again=again).items():
-        if asked := [name for name in names if not_asked(run.case, name, attack) is None]:
-            cells[attack] = asked
+        to_run = [name for name in names if not_asked(run.case, name, attack) is None]
+        if to_run:
+            cells[attack] = to_run
     cells = _applicable(run, cells)
     processes = _size(run.case, sum(map(len, cells.values())), others)
     with _one_thread():
@@ -283,7 +288,7 @@ def _applicable(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]]) ->
     able = dict[AttackPlan, list[str]]()
     with _one_thread(), handed_folder() as folder:
         stage = Stage(replace(run, case=run.case.on_one_thread()), folder)
-        for name in dict.fromkeys(name for names in cells.values() for name in names):
+        for name in dict.fromkeys(chain.from_iterable(cells.values())):
             with stage.adversary(name) as adversary:
                 for attack, names in cells.items():
                     if name in names and stage.applies(adversary, attack):
@@ -339,11 +344,11 @@ def _rest(case: Case, pieces: Sequence[Piece], done: Collection[tuple[str, str]]
     return cells
 
 
-def _say_estimate(found: Estimate, tick: Tick, clock: Clock | None) -> None:
+def _say_estimate(needs: Estimate, tick: Tick, clock: Clock | None) -> None:
     """Say how long the cells take, and how much memory and disk."""
     if clock is not None:  # the allotment rests on the first measurement
-        found = replace(found, seconds=min(found.seconds, clock.budget.estimated))
-    if line := found.line(short_too=clock is not None):
+        needs = replace(needs, seconds=min(needs.seconds, clock.budget.estimated))
+    if line := needs.line(short_too=clock is not None):
         tick(line, 0, 0)
 
 
@@ -355,7 +360,10 @@ def _size(case: Case, cells: int, others: Workers | None) -> int:
 
 def _adversaries(case: Case) -> tuple[str, ...]:
     """Return every adversary that some attack is asked for against."""
-    return tuple(dict.fromkeys([*case.spec.adversaries, *(a for p in case.attacks for a in p.adversaries)]))
+    names = dict.fromkeys(case.spec.adversaries)
+    for attack in case.attacks:
+        names |= dict.fromkeys(attack.adversaries)
+    return tuple(names)
 
 
 def _outcomes(
@@ -416,13 +424,13 @@ def _reported(
     stage: Stage, pieces: Sequence[Piece], workers: Workers, say: Callable[[str], None]
 ) -> Generator[tuple[Piece, Cell, float], None, None]:
     """Yield every cell with its piece; cells that the workers could not finish have failed."""
-    left = [list(p.adversaries) for p in pieces]
+    unanswered = [list(p.adversaries) for p in pieces]
     deadline = pieces[0].deadline
-    wanted = [p.to_json() for p in pieces]
+    tasks = [p.to_json() for p in pieces]
     if deadline is not None and isinstance(workers, Pool):
-        work = workers.work(wanted, deadline.until + _GRACE)
+        work = workers.work(tasks, deadline.until + _GRACE)
     else:
-        work = workers.work(wanted)
+        work = workers.work(tasks)
     with closing(work) as answers:
         for number, line in answers:
             attack = pieces[number].attack
@@ -430,16 +438,16 @@ def _reported(
                 what, step, of = line["tick"]
                 say(f"{attack.name}: {what} {step}/{of}")
             elif line is not None and "cell" in line:
-                left[number].remove(line["adversary"])
+                unanswered[number].remove(line["adversary"])
                 yield pieces[number], read_cell(line["cell"], attack.name), float(line["seconds"])
             else:
-                told = line or {"failed": ENDED}
-                for name in tuple(told.get("adversaries", left[number])):
-                    left[number].remove(name)
-                    yield pieces[number], stage.failed(name, attack, told["failed"]), 0.0
+                failure = line or {"failed": ENDED}
+                for name in tuple(failure.get("adversaries", unanswered[number])):
+                    unanswered[number].remove(name)
+                    yield pieces[number], stage.failed(name, attack, failure["failed"]), 0.0
     if deadline is None:
         return
-    for piece, names in zip(pieces, left, strict=True):
+    for piece, names in zip(pieces, unanswered, strict=True):
         for name in names:
             yield piece, stage.untested(name, piece.attack, deadline.not_in_time), 0.0
 

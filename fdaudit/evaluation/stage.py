@@ -82,19 +82,13 @@ class Stage:
             yield Adversary(name, open_view(folder / "view"), scratch)
 
     def knowledge(
-        self, adversary: Adversary, card: AttackCard | None = None, held: Assumption | None = None
+        self, adversary: Adversary, card: AttackCard | None = None, assumption: Assumption | None = None
     ) -> Knowledge:
         """Return an adversary's assumed knowledge, by an attack's card; it holds no weight of any party."""
-        able = self.case.stand_in is not None
-        return known(
-            self.case,
-            held or others(self.case),
-            card,
-            rehearsal_of(self.case, adversary.name, own=adversary.scratch, everybody=self._common)
-            if able
-            else None,
-            train=self._trainer,
-        )
+        rehearsal = None
+        if self.case.stand_in is not None:
+            rehearsal = rehearsal_of(self.case, adversary.name, own=adversary.scratch, everybody=self._common)
+        return known(self.case, assumption or others(self.case), card, rehearsal, train=self._trainer)
 
     @cached_property
     def _trainer(self) -> Trainer | None:
@@ -223,8 +217,8 @@ class Stage:
             return base.cell("not-applicable", reason=lacking)
         try:
             assumed = assumptions(self.case, attack.card)
-            given = self.task(adversary.name, attack)
-            guesses, queries, reason = self._tried(base, adversary, given, assumed)
+            issued = self.task(adversary.name, attack)
+            guesses, queries, reason = self._tried(base, adversary, issued, assumed)
             if not guesses:
                 advice = self.case.advice(attack)
                 return base.cell("not-applicable", reason="; ".join(filter(None, (reason, advice))))
@@ -235,18 +229,19 @@ class Stage:
             on_canaries, others = self._on_canaries(base, adversary)
             if deadline is not None and deadline.left <= 0:  # without controls its figures show nothing
                 return base.cell("not-tested", reason=deadline.before_its_end)
-            tried = kept_controls(attack, self.run, adversary.name, beside) | self._power(
-                attack, adversary, given, assumed
-            )
-            failed = [name for name, control in tried.items() if not control.passed]
-            reason = "" if not failed else f"its {' and '.join(failed)} control failed"
+            controls = kept_controls(attack, self.run, adversary.name, beside)
+            controls |= self._power(attack, adversary, issued, assumed)
+            failed = [name for name, control in controls.items() if not control.passed]
+            status, reason = "run", ""
+            if failed:
+                status, reason = "inconclusive", f"its {' and '.join(failed)} control failed"
             cell = base.cell(
-                "inconclusive" if failed else "run",
+                status,
                 reason=reason,
                 queries=queries,
                 figures=figures,
                 targets=targets,
-                controls=Controls(**tried) if tried else None,
+                controls=Controls(**controls) if controls else None,
                 canaries=on_canaries,
             )
             if GOALS[cell.goal].challenged:
@@ -321,16 +316,13 @@ class Stage:
     ) -> tuple[tuple[Guess, ...], Queries | None, str]:
         """Return the attack's checked guesses on one task, a summary of its questions, and why there are no guesses."""
         seed = child_seed(self.case.seed, "attack", base.id, *purpose)
-        trials = [
-            Trial(
-                knowledge=self.knowledge(adversary, base.attack.card, assumption),
-                task=shared(task, assumption, len(assumed)),
-                seed=seed,
-            )
-            for assumption in assumed
-        ]
-        withheld = any(assumption.lacks for assumption in assumed)
-        view = without_records(adversary, self.run.view(adversary.name)) if withheld else adversary.view
+        trials, view = [], adversary.view
+        for assumption in assumed:
+            knowledge = self.knowledge(adversary, base.attack.card, assumption)
+            part = shared(task, assumption, len(assumed))
+            trials.append(Trial(knowledge=knowledge, task=part, seed=seed))
+        if any(assumption.lacks for assumption in assumed):
+            view = without_records(adversary, self.run.view(adversary.name))
         by_trial, queries = self._ask("/".join((base.id, *purpose)), base.attack, view, trials)
         if isinstance(by_trial, str):
             return (), None, by_trial
@@ -426,7 +418,9 @@ def _on_each(answers: Iterable[tuple[Guess, ...] | str]) -> list[tuple[Guess, ..
 
 def _named(guesses: Sequence[Guess], victims: Sequence[str]) -> tuple[str, ...]:
     """Return the possible targets of guesses: the victims and, for model copies, the released model."""
-    return (*victims, *((RELEASED,) if goal_of(guesses[0]).on_released else ()))
+    if goal_of(guesses[0]).on_released:
+        return (*victims, RELEASED)
+    return tuple(victims)
 
 
 def not_asked(case: Case, adversary: str, attack: AttackPlan) -> Cell | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from fdaudit.adversary.attack_plan import AttackPlan
@@ -28,26 +29,28 @@ class AttackStage:
 
     Attributes:
         path: the list on disk.
-        wanted: the digest of each cell's settings, by the cell's id.
+        cells: the digest of each cell's settings, by the cell's id.
         done: the ids of the cells that are done.
     """
 
     path: Path
-    wanted: Mapping[str, str]
+    cells: Mapping[str, str]
     done: set[str] = field(default_factory=set)
 
     @classmethod
     def begin(cls, vault: Vault, attacks: Sequence[AttackPlan]) -> AttackStage:
         """Return a stage of attacks, each against its adversaries; one of the same cells goes on where it ended."""
-        wanted = {
-            f"{adversary}/{attack.name}": hashlib.sha256(canonical(dict(attack.params or {}))).hexdigest()
-            for adversary in dict.fromkeys(a for attack in attacks for a in attack.adversaries)
-            for attack in attacks
-            if adversary in attack.adversaries
-        }
-        earlier = _kept(vault.directory / _FILE)
-        done = earlier.done if earlier is not None and earlier.wanted == wanted else set[str]()
-        stage = cls(vault.directory / _FILE, wanted, done)
+        adversaries = dict.fromkeys(chain.from_iterable(attack.adversaries for attack in attacks))
+        cells = {}
+        for adversary in adversaries:
+            for attack in attacks:
+                if adversary in attack.adversaries:
+                    settings = canonical(dict(attack.params or {}))
+                    cells[f"{adversary}/{attack.name}"] = hashlib.sha256(settings).hexdigest()
+        stage = cls(vault.directory / _FILE, cells)
+        earlier = _on_disk(stage.path)
+        if earlier is not None and earlier.cells == cells:
+            stage.done = earlier.done
         stage._save()
         return stage
 
@@ -61,30 +64,32 @@ class AttackStage:
         self.path.unlink(missing_ok=True)
 
     def _save(self) -> None:
-        save_json(self.path, {"wanted": dict(self.wanted), "done": sorted(self.done)}, sync=False)
+        save_json(self.path, {"wanted": dict(self.cells), "done": sorted(self.done)}, sync=False)
 
 
 def unfinished(vault: Vault) -> Unfinished | None:
     """Return how many cells of an interrupted attack stage are done; None if no stage was interrupted."""
-    stage = _kept(vault.directory / _FILE)
-    return None if stage is None else Unfinished(done=len(stage.done), of=len(stage.wanted))
+    stage = _on_disk(vault.directory / _FILE)
+    return None if stage is None else Unfinished(done=len(stage.done), of=len(stage.cells))
 
 
 def waiting(vault: Vault) -> tuple[str, ...]:
     """Return the ids of the cells that an interrupted attack stage has not done."""
-    stage = _kept(vault.directory / _FILE)
-    return () if stage is None else tuple(cell for cell in stage.wanted if cell not in stage.done)
+    stage = _on_disk(vault.directory / _FILE)
+    if stage is None:
+        return ()
+    return tuple(cell for cell in stage.cells if cell not in stage.done)
 
 
-def _kept(path: Path) -> AttackStage | None:
+def _on_disk(path: Path) -> AttackStage | None:
     """Return the stage whose list is on disk; None if there is none, or it is damaged."""
     if path.is_symlink() or not path.is_file():
         return None
     try:
         value = load_json(path)
-        wanted, done = value["wanted"], value["done"]
-        if not all(type(text) is str for text in (*wanted, *wanted.values(), *done)):
+        cells, finished = value["wanted"], value["done"]
+        if not all(type(text) is str for text in (*cells, *cells.values(), *finished)):
             return None
-        return AttackStage(path, wanted, {*done} & wanted.keys())
+        return AttackStage(path, cells, {*finished} & cells.keys())
     except (IntegrityError, KeyError, TypeError, AttributeError):
         return None

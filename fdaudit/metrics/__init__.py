@@ -34,7 +34,6 @@ from fdaudit.metrics.images.perceptual import (
     load_fid,
     load_lpips,
     lpips_distance,
-    lpips_figure,
 )
 from fdaudit.metrics.images.prior import AuxiliaryPool, ClassPriors, Measure, choose_strategies
 from fdaudit.metrics.images.reconstruction import score_reconstruction
@@ -75,7 +74,6 @@ from fdaudit.metrics.utility import (
     bytes_on_wire,
     constant_accuracy,
     macro_f1,
-    macro_f1_figure,
     near_chance,
 )
 
@@ -141,9 +139,7 @@ __all__ = [
     "load_lpips",
     "load_weights",
     "lpips_distance",
-    "lpips_figure",
     "macro_f1",
-    "macro_f1_figure",
     "match",
     "mean_and_worst",
     "mean_auc",

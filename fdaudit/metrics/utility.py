@@ -10,14 +10,13 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
-from fdaudit.metrics._arrays import Floats, Integers, integers
+from fdaudit.metrics._arrays import Integers, integers
 from fdaudit.metrics.intervals import share_figure
 from fdaudit.result import CurvePoint, FinalUtility, WireRow
 from fdaudit.transcript.messages import Message, role
@@ -31,7 +30,6 @@ __all__ = [
     "bytes_on_wire",
     "constant_accuracy",
     "macro_f1",
-    "macro_f1_figure",
     "near_chance",
 ]
 
@@ -127,55 +125,18 @@ def _lower(figure: Figure) -> float:
     return figure.low if figure.low is not None else figure.value or 0.0
 
 
-def _confusion(predicted: ArrayLike, true: ArrayLike) -> Floats:
-    """Return counts (true, predicted) over the classes that occur in either."""
-    guess, truth = _labels(predicted, true)
-    classes, code = np.unique(np.concatenate([truth, guess]), return_inverse=True)
-    size = len(classes)
-    flat = np.bincount(code[: len(truth)] * size + code[len(truth) :], minlength=size * size)
-    return flat.reshape(size, size).astype(np.float64)
-
-
-def _macro_f1(confusion: Floats) -> Floats:
-    """Return the mean F1 of confusion counts (..., C, C) over the classes that occur in them."""
-    right = np.diagonal(confusion, axis1=-2, axis2=-1)
-    either = confusion.sum(-1) + confusion.sum(-2)
-    return np.asarray((2 * right / np.maximum(either, 1)).sum(-1) / (either > 0).sum(-1))
-
-
 def macro_f1(predicted: ArrayLike, true: ArrayLike) -> float:
     """Return the unweighted mean of the F1 of every class that occurs among true or predicted labels (n,).
 
     Raises:
         UsageError: there is no label, or lengths differ.
     """
-    return float(_macro_f1(_confusion(predicted, true)))
-
-
-def macro_f1_figure(
-    predicted: ArrayLike,
-    true: ArrayLike,
-    generator: np.random.Generator,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-) -> Figure:
-    """Return macro-F1 with a percentile bootstrap interval over records.
-
-    Raises:
-        UsageError: there is no label, or lengths differ.
-    """
-    confusion = _confusion(predicted, true)
-    n = int(confusion.sum())
-    # To resample records is to redraw the confusion counts.
-    counts = generator.multinomial(n, confusion.ravel() / n, size=resamples)
-    values = _macro_f1(counts.reshape(resamples, *confusion.shape).astype(np.float64))
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(values, [tail, 1 - tail]).tolist()
-    figure = Figure(name="macro_f1", value=float(_macro_f1(confusion)), unit="fraction", n=n)
-    if low >= high:
-        return replace(figure, note="no interval: resampling changes nothing")
-    return replace(figure, low=low, high=high, confidence=confidence, method="bootstrap (percentile)")
+    guess, truth = _labels(predicted, true)
+    classes, code = np.unique(np.concatenate([truth, guess]), return_inverse=True)
+    true_code, guess_code = np.split(code, 2)
+    right = np.bincount(true_code[true_code == guess_code], minlength=len(classes))
+    # F1 = 2 TP / (2 TP + FP + FN): the denominator counts a class among true and predicted labels alike.
+    return float((2 * right / np.bincount(code)).mean())
 
 
 def bytes_on_wire(messages: Iterable[Message]) -> tuple[WireRow, ...]:

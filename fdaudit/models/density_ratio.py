@@ -206,11 +206,9 @@ class NystromKuLSIF:
         count = min(self.landmarks, len(x) + len(u))
         from_x = min(max(math.ceil(count / 2), count - len(u)), len(x))
         generator = torch.Generator().manual_seed(self.seed)
-        parts = [
-            s[torch.randperm(len(s), generator=generator)[:n].to(s.device)]
-            for s, n in ((x, from_x), (u, count - from_x))
-        ]
-        return torch.cat(parts)
+        of_x = torch.randperm(len(x), generator=generator)[:from_x]
+        of_u = torch.randperm(len(u), generator=generator)[: count - from_x]
+        return torch.cat([x[of_x.to(x.device)], u[of_u.to(u.device)]])
 
 
 # -- settings of a class's estimate ------------------------------------------------------------------------------
@@ -300,9 +298,10 @@ def _pair(known: Tensor | NDArray[Any], auxiliary: Tensor | NDArray[Any]) -> tup
     return x.to(dtype), u.to(device=x.device, dtype=dtype)
 
 
-def _samples(name: str, given: Tensor | NDArray[Any]) -> Tensor:
+def _samples(name: str, values: Tensor | NDArray[Any]) -> Tensor:
     """Return samples as a tensor: float32 stays float32, everything else becomes float64."""
-    samples = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.ascontiguousarray(given))
+    samples = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+    samples = samples.detach()
     if samples.dim() != 2:
         raise ValueError(f"{name}: has shape {tuple(samples.shape)}. Flatten each sample to make it (n, d).")
     if samples.dtype != torch.float32:

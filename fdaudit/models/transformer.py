@@ -41,9 +41,9 @@ class _Layer(nn.Module):
 
     def forward(self, h: Tensor, away: Tensor) -> Tensor:
         """Return states (n, L, d). No word attends to a token that is `away` (n, L)."""
-        q, k, v = (
-            t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in self.mixed(self.first(h)).chunk(3, 2)
-        )
+        parts = self.mixed(self.first(h)).chunk(3, 2)
+        # (n, heads, L, d / heads) each
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
         score = (q @ k.transpose(2, 3)) / q.shape[3] ** 0.5
         attended = score.masked_fill(away[:, None, None], _MASKED).softmax(3) @ v
         h = h + cast(Tensor, self.joined(attended.transpose(1, 2).flatten(2)))

@@ -24,8 +24,9 @@ from fdaudit.metrics import (
     load_lpips,
     load_weights,
     lpips_distance,
-    lpips_figure,
+    score_reconstruction,
 )
+from fdaudit.metrics.images.perceptual import lpips_note
 
 LPIPS_LAYERS = {
     0: (64, 3, 11, 11),
@@ -133,9 +134,7 @@ def test_lpips_enlarges_small_images_and_says_so(lpips_network: torch.nn.Module)
     assert torch.equal(lpips_distance(a, b, lpips_network, batch_size=1), expected) or (
         lpips_distance(a, b, lpips_network, batch_size=1).numpy() == pytest.approx(expected.numpy(), rel=1e-5)
     )
-    figure = lpips_figure(a, b, np.random.default_rng(0), network=lpips_network)
-    assert figure.value == pytest.approx(float(expected.mean()))
-    assert "8x8 enlarged to 64" in figure.note
+    assert "8x8 enlarged to 64" in lpips_note(*a.shape[-2:])
 
 
 def test_one_channel_is_repeated_and_two_are_refused(lpips_network: torch.nn.Module) -> None:
@@ -185,7 +184,8 @@ def test_loading_leaves_the_global_generator_alone(inception_state: dict[str, to
 def test_missing_weights_make_figures_unavailable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _nowhere(monkeypatch, tmp_path)
     a = _images(0)
-    for figure in (lpips_figure(a, a, np.random.default_rng(0)), fid_figure(a, a)):
+    score = score_reconstruction(a, a, None, np.random.default_rng(0))
+    for figure in (score.figures["lpips"], fid_figure(a, a)):
         assert figure.value is None
         assert "neither FDAUDIT_WEIGHTS nor torch's hub cache" in figure.unavailable
 
@@ -205,7 +205,9 @@ def test_wrong_weights_are_refused_even_if_right_ones_lie_elsewhere(
     with pytest.raises(WeightsUnavailableError, match="not the pinned"):
         load_weights(key)
     a = _images(0)
-    figure = lpips_figure(a, a, np.random.default_rng(0)) if key == "alexnet" else fid_figure(a, a)
+    figure = fid_figure(a, a)
+    if key == "alexnet":
+        figure = score_reconstruction(a, a, None, np.random.default_rng(0)).figures["lpips"]
     assert "not the pinned" in figure.unavailable
 
 

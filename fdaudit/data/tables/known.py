@@ -8,6 +8,7 @@ Guarantees:
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -61,7 +62,7 @@ def _known(column: Column, entries: Tensor, public: Tensor) -> tuple[Column, Ten
     occurs = entries[public].any(0)
     if OTHER in column.categories:
         occurs[column.categories.index(OTHER)] = False
-    names = [name for name, there in zip(column.categories, occurs.tolist(), strict=True) if there]
-    known = entries[:, occurs]
-    others = 1 - known.sum(1, keepdim=True)
-    return replace(column, categories=(*names, OTHER), stated=True), torch.cat([known, others], 1)
+    names = compress(column.categories, occurs.tolist())
+    of_names = entries[:, occurs]
+    of_others = 1 - of_names.sum(1, keepdim=True)
+    return replace(column, categories=(*names, OTHER), stated=True), torch.cat([of_names, of_others], 1)

@@ -58,7 +58,6 @@ def _made() -> Sheet:
     score = 0.05 * (age - 54) + 0.04 * (pressure - 125) + 0.5 * (visits - 1.5)
     score += 1.5 * (smoker == "yes") - 0.8 * (plan == "premium") + 0.6 * (region == "north") - 0.4
     readmitted = rng.random(n) < 1 / (1 + np.exp(-1.5 * score))
-    texts = {"region": region, "plan": plan, "smoker": smoker}
     return Sheet(
         "made-table",
         {
@@ -66,7 +65,9 @@ def _made() -> Sheet:
             "income": income,
             "visits": visits,
             "blood pressure": pressure,
-            **{name: values.astype(object) for name, values in texts.items()},
+            "region": region.astype(object),
+            "plan": plan.astype(object),
+            "smoker": smoker.astype(object),
             LABEL: np.where(readmitted, "readmitted", "not readmitted").astype(object),
         },
     )

@@ -52,15 +52,15 @@ def rows_of(
     Raises:
         DataError: a column is absent, or holds a value that it cannot have; the error names the row.
     """
-    name, said = label or LABEL, dict(described or {})
-    _refuse_unknown(sheet, name, said)
-    y, classes = _labels(sheet, name)
+    label, specs = label or LABEL, dict(described or {})
+    _refuse_unknown(sheet, label, specs)
+    y, classes = _labels(sheet, label)
     columns, parts, cells = list[Column](), list[NDArray[np.float64]](), list[NDArray[Any]]()
-    for other, values in sheet.columns.items():
-        told = said.get(other, ColumnSpec())
-        if other == name or told.kind == "ignored":
+    for name, values in sheet.columns.items():
+        spec = specs.get(name, ColumnSpec())
+        if name == label or spec.kind == "ignored":
             continue
-        column, entries = _column(sheet, other, values, told)
+        column, entries = _column(sheet, name, values, spec)
         columns.append(column)
         parts.append(entries)
         cells.append(values)
@@ -76,32 +76,32 @@ def rows_of(
         class_names=classes,
         columns=tuple(columns),
         provenance=provenance,
-        origins=text_origins([str(v) for v in row] for row in zip(*cells, strict=True)),
+        origins=text_origins(list(map(str, row)) for row in zip(*cells, strict=True)),
     )
 
 
-def _refuse_unknown(sheet: Sheet, label: str, said: Mapping[str, ColumnSpec]) -> None:
+def _refuse_unknown(sheet: Sheet, label: str, specs: Mapping[str, ColumnSpec]) -> None:
     """Refuse a table without rows, without its label, or without a column that the spec describes."""
     if label not in sheet.columns:
-        shown = nearest(label, tuple(sheet.columns)[:1000])
-        raise DataError("dataset.label", label, f"is no column of {sheet.source}", shown)
+        remedy = nearest(label, tuple(sheet.columns)[:1000])
+        raise DataError("dataset.label", label, f"is no column of {sheet.source}", remedy)
     if not len(sheet):
         raise DataError(FIELD, sheet.source, "holds no record", "Give one with records.")
-    for name in said:
+    for name in specs:
         if name not in sheet.columns:
-            shown = nearest(name, tuple(sheet.columns)[:1000])
-            raise DataError(f"dataset.columns.{name}", name, f"is no column of {sheet.source}", shown)
+            remedy = nearest(name, tuple(sheet.columns)[:1000])
+            raise DataError(f"dataset.columns.{name}", name, f"is no column of {sheet.source}", remedy)
         if name == label:
             problem = "is the label, whose classes are those that occur"
             raise DataError(f"dataset.columns.{name}", name, problem, "Describe other columns only.")
 
 
 def _column(
-    sheet: Sheet, name: str, values: NDArray[Any], told: ColumnSpec
+    sheet: Sheet, name: str, values: NDArray[Any], spec: ColumnSpec
 ) -> tuple[Column, NDArray[np.float64]]:
     """Return a column and its entries (n, width) of the rows' vectors."""
-    kind = told.kind_stated
-    _refuse_missing(sheet, name, values, told.names)
+    kind = spec.kind_stated
+    _refuse_missing(sheet, name, values, spec.names)
     numbers = _numbers(values) if kind != "category" else None
     if kind == "number" and numbers is None:
         row = next(i for i, value in enumerate(values) if _number(value) is None)
@@ -109,22 +109,22 @@ def _column(
         remedy = "Correct it, or describe the column with `kind: category`."
         raise DataError(FIELD, sheet.source, f"{sheet.place(row)} {problem}", remedy)
     if numbers is None:
-        return _category(sheet, name, values, told)
+        return _category(sheet, name, values, spec.names)
     wrong = np.flatnonzero(~(np.abs(numbers) <= _LARGEST))
     if len(wrong):
         problem = f"has {numbers[wrong[0]]:g} in column {name[:80]!r}"
         remedy = f"Give finite numbers of a size up to {_LARGEST:g}."
         raise DataError(FIELD, sheet.source, f"{sheet.place(int(wrong[0]))} {problem}", remedy)
-    mean, scale = told.mean or 0.0, told.scale or 1.0
-    column = Column(name=name, mean=mean, scale=scale, stated=told.scale is not None)
+    mean, scale = spec.mean or 0.0, spec.scale or 1.0
+    column = Column(name=name, mean=mean, scale=scale, stated=spec.scale is not None)
     return column, ((numbers - mean) / scale)[:, None]
 
 
 def _category(
-    sheet: Sheet, name: str, values: NDArray[Any], told: ColumnSpec
+    sheet: Sheet, name: str, values: NDArray[Any], stated: tuple[str, ...]
 ) -> tuple[Column, NDArray[np.float64]]:
     texts = [_named(value) for value in values]
-    categories = told.names or tuple(sorted(set(texts)))
+    categories = stated or tuple(sorted(set(texts)))
     if len(categories) > _MOST_CATEGORIES:
         problem = f"has {len(categories):,} different values in column {name[:80]!r}, more than {_MOST_CATEGORIES:,}"
         remedy = "Describe it under `dataset.columns` with `kind: ignored`, or group its values."
@@ -137,7 +137,7 @@ def _category(
             remedy = f"Add it to `dataset.columns.{name[:80]}.categories`, or correct the row."
             raise DataError(FIELD, sheet.source, f"{sheet.place(row)} {problem}", remedy)
         entries[row, number[text]] = 1
-    return Column(name=name, categories=categories, stated=bool(told.names)), entries
+    return Column(name=name, categories=categories, stated=bool(stated)), entries
 
 
 def _labels(sheet: Sheet, name: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -150,12 +150,12 @@ def _labels(sheet: Sheet, name: str) -> tuple[NDArray[np.int64], tuple[str, ...]
         fractions = np.flatnonzero(numbers != np.round(numbers))
         if len(fractions):
             raise _quantity(sheet, name, f"holds {numbers[fractions[0]]:g}")
-        found, y = np.unique(numbers, return_inverse=True)
-        names = tuple(_named(value) for value in found)
+        distinct, y = np.unique(numbers, return_inverse=True)
+        names = tuple(map(_named, distinct))
     else:
-        texts = np.array([_named(value) for value in values], dtype=object)
-        found, y = np.unique(texts, return_inverse=True)
-        names = tuple(found.tolist())
+        texts = np.array(list(map(_named, values)), dtype=object)
+        distinct, y = np.unique(texts, return_inverse=True)
+        names = tuple(distinct.tolist())
     if len(names) > max(_FEW_CLASSES, n // _ROWS_A_CLASS):
         raise _quantity(sheet, name, f"has {len(names):,} different values in {n:,} rows")
     if len(names) < 2:
@@ -186,13 +186,13 @@ def _numbers(values: NDArray[Any]) -> NDArray[np.float64] | None:
     """Return a column as numbers (n,), if every value is one."""
     if values.dtype.kind == "f":
         return values
-    made = np.empty(len(values))
+    numbers = np.empty(len(values))
     for row, value in enumerate(values):
         number = _number(value)
         if number is None:
             return None
-        made[row] = number
-    return made
+        numbers[row] = number
+    return numbers
 
 
 def _number(value: object) -> float | None:

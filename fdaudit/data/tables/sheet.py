@@ -90,8 +90,9 @@ def sheet_of_arrays(arrays: Mapping[str, NDArray[Any]], source: str) -> Sheet:
             raise DataError(FIELD, source, problem, remedy)
         if array.ndim == 1:
             columns[name] = _plain(array)
-        else:
-            columns |= {f"{name} {k}": _plain(array[:, k]) for k in range(array.shape[1])}
+            continue
+        for k in range(array.shape[1]):
+            columns[f"{name} {k}"] = _plain(array[:, k])
     lengths = {len(column) for column in columns.values()}
     if len(lengths) > 1:
         problem = f"has columns of {min(lengths)} and of {max(lengths)} rows"
@@ -141,8 +142,10 @@ def _in_text(file: Path, delimiter: str) -> Sheet:
         _refuse_size(len(names), len(lines), str(file))
         for column, field in zip(columns, fields, strict=True):
             column.append(field.strip())
-    made = {name: np.array(column, dtype=object) for name, column in zip(names, columns, strict=True)}
-    return Sheet(str(file), {name: _plain(column) for name, column in made.items()}, lines)
+    cells = dict[str, NDArray[Any]]()
+    for name, column in zip(names, columns, strict=True):
+        cells[name] = _plain(np.array(column, dtype=object))
+    return Sheet(str(file), cells, lines)
 
 
 def _in_npz(file: Path) -> Sheet:
@@ -162,9 +165,9 @@ def _in_parquet(file: Path) -> Sheet:
 
     try:
         with open_file(file, DATA_BYTES) as stream:
-            held = pq.ParquetFile(stream).metadata
-            _refuse_size(held.num_columns, held.num_rows, str(file))
-            unpacked = sum(held.row_group(k).total_byte_size for k in range(held.num_row_groups))
+            contents = pq.ParquetFile(stream).metadata
+            _refuse_size(contents.num_columns, contents.num_rows, str(file))
+            unpacked = sum(contents.row_group(k).total_byte_size for k in range(contents.num_row_groups))
             if unpacked > DATA_BYTES.most:
                 problem = f"unpacks to {DATA_BYTES.refusal(unpacked)}"
                 raise DataError(FIELD, str(file), problem, "Give fewer rows.")

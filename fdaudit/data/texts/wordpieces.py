@@ -65,7 +65,7 @@ class Pieces:
     @property
     def marks(self) -> tuple[int, int]:
         """Return the places in the file of [CLS] and [SEP]."""
-        start, end = (self.listed.index(name) for name in _MARKS)
+        start, end = map(self.listed.index, _MARKS)
         return start, end
 
 
@@ -91,8 +91,8 @@ class PieceNumbering(Numbering):
 
     def _numbers(self, text: str) -> list[int]:
         """Return the numbers of a text's first L pieces."""
-        found: list[int] = self._tokenizer.encode(text).ids
-        return found[: self.length]
+        numbers: list[int] = self._tokenizer.encode(text).ids
+        return numbers[: self.length]
 
 
 def _tokenizer(pieces: Pieces) -> Tokenizer:
@@ -108,9 +108,9 @@ def _tokenizer(pieces: Pieces) -> Tokenizer:
             "dataset.wordpieces", None, "needs tokenizers, which is not installed", remedy
         ) from None
     numbers = {piece: number for number, piece in enumerate(pieces.words)}
-    made = Tokenizer(WordPiece(numbers, unk_token=SPECIAL[1]))
-    made.normalizer, made.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
-    return made
+    tokenizer = Tokenizer(WordPiece(numbers, unk_token=SPECIAL[1]))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    return tokenizer
 
 
 def numbering_of(length: int, wordpieces: str | None, root: Path) -> Numbering:
@@ -175,4 +175,6 @@ def _no_vocabulary(listed: tuple[str, ...]) -> str | None:
         return f"lists {twice[:40]!r} twice"
     if "" in seen or any(name in seen for name in SPECIAL):
         return "lists an empty piece, or <pad> or <unknown>"
-    return None if len(seen) > len(SPECIAL) + len(_MARKS) else "lists no piece of words"
+    if len(seen) <= len(SPECIAL) + len(_MARKS):
+        return "lists no piece of words"
+    return None

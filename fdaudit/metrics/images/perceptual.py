@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
@@ -24,7 +23,6 @@ from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import images, same_shape
 from fdaudit.metrics.images.frechet import frechet_figure
 from fdaudit.metrics.images.weights import WeightsUnavailableError, load_weights
-from fdaudit.metrics.intervals import mean_figure
 from fdaudit.parallel.randomness import forked_randomness
 from fdaudit.types import Figure
 
@@ -35,7 +33,6 @@ __all__ = [
     "load_fid",
     "load_lpips",
     "lpips_distance",
-    "lpips_figure",
     "lpips_note",
 ]
 
@@ -150,28 +147,6 @@ def lpips_distance(
             value = network(_enlarged(x.to(device)), _enlarged(y.to(device)), normalize=True)
             distances.append(value.reshape(len(x)).to("cpu", torch.float64))
     return torch.cat(distances)
-
-
-def lpips_figure(
-    a: ArrayLike, b: ArrayLike, generator: np.random.Generator, *, network: torch.nn.Module | None = None
-) -> Figure:
-    """Return the mean LPIPS with a bootstrap interval over pairs; unavailable with a reason without weights.
-
-    Args:
-        a: (n, c, h, w) in [0, 1].
-        b: (n, c, h, w) in [0, 1].
-        generator: randomness of the bootstrap.
-        network: network from `load_lpips`; loaded by default.
-
-    Raises:
-        UsageError: images are unsuitable for `lpips_distance`.
-    """
-    try:
-        network = load_lpips() if network is None else network
-    except WeightsUnavailableError as error:
-        return Figure(name="lpips", value=None, unavailable=str(error))
-    values = lpips_distance(a, b, network)
-    return mean_figure("lpips", values, generator, note=lpips_note(*images(a, "a").shape[-2:]))
 
 
 def lpips_note(height: int, width: int) -> str:
