@@ -6,9 +6,9 @@ import copy
 import gc
 import os
 from collections.abc import Callable, Generator, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import pytest
@@ -18,6 +18,11 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from .helpers.browser import Browser
+    from .helpers.cli_cases import Shell
+    from .helpers.command import Cli
 
 _IN_MEMORY, _ROOM = Path("/dev/shm"), 4 << 30
 
@@ -179,6 +184,31 @@ def _the_command_line_is_built_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """The command line in this process: exit code, standard output and standard error."""
+    from .helpers import run_cases
+
+    return partial(run_cases.cli, monkeypatch, capsys)
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Shell:
+    """The command line in a directory of its own."""
+    from .helpers.cli_cases import Shell
+
+    return Shell(monkeypatch, capsys, tmp_path / "home")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A headless Chromium with a new profile; where there is none the test is skipped."""
+    from .helpers.browser import chromium
+
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 @pytest.fixture

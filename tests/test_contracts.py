@@ -166,32 +166,20 @@ def test_a_method_of_other_arguments_is_named(room: str, method: str, site: Path
     )
 
 
+FROM_A_CLIENT = '"model_parameters", "from": "client"'
+
+
 @pytest.mark.parametrize(
     ("room", "old", "new", "word"),
     [
         ("attacks", '"membership"', '"mischief"', "unknown goal 'mischief'"),
         ("attacks", '"standard": {}, ', "", "no settings in profiles for standard"),
         ("attacks", 'name="confidence"', 'name="other"', "calls itself 'other'"),
-        (
-            "attacks",
-            "assumes=(),",
-            'assumes=(), control={"images": 3},',
-            "a control that does not say on what",
-        ),
+        ("attacks", "assumes=(),", 'assumes=(), control={"images": 3},', "a control that does not say on"),
         ("defenses", 'name="sign"', 'name="sign", at="rest"', "acts at 'rest'"),
         ("attacks", '("oracle (soft labels)",)', '("oracle (soft labels)")', "which is not a tuple of texts"),
-        (
-            "protocols",
-            '"kind": "model_parameters", "from": "client"',
-            '"from": "client"',
-            "messages without kind",
-        ),
-        (
-            "protocols",
-            '"model_parameters", "from": "client"',
-            '"gossip", "from": "client"',
-            "unknown kind 'gossip'",
-        ),
+        ("protocols", f'"kind": {FROM_A_CLIENT}', '"from": "client"', "messages without kind"),
+        ("protocols", FROM_A_CLIENT, '"gossip", "from": "client"', "unknown kind 'gossip'"),
         ("protocols", '"available_to": ("world",), ', "", "oracles without available_to"),
     ],
 )

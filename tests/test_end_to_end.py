@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from fdaudit.metrics import OWN_IMAGES
 from fdaudit.quickstart import suite
 from fdaudit.spec.schema import Spec
 
-from .helpers.browser import Browser, chromium
+from .helpers.browser import Browser
 from .helpers.report_cases import SECTIONS
 from .helpers.warm import forked_workers, programs_as_attackers
 
@@ -104,21 +103,11 @@ def test_the_command_line_tells_the_same(finished: fdaudit.Run, capsys: pytest.C
     assert json.loads(capsys.readouterr().out)["intact"] is True
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
 @pytest.mark.browser
-def test_the_page_opens_without_a_console_error_or_a_request(browser: Browser, page: Path) -> None:
+def test_the_page_opens_and_every_section_says_something(browser: Browser, page: Path) -> None:
     opened = browser.open(page)
     assert opened.errors == ()
     assert opened.requests == (opened.url,)
-
-
-@pytest.mark.browser
-def test_every_section_is_there_and_says_something(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.unfold()
     for section in SECTIONS:

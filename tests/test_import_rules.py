@@ -102,9 +102,18 @@ def rule(*rooms: str) -> Callable[[Rule], Rule]:
     return kept
 
 
-def test_every_unit_has_its_place_in_the_order() -> None:
+def test_units_and_files_are_in_order_without_circles() -> None:
     assert {unit_of(m) for m in ALL} == set(ORDER)
     assert len(ORDER) == len(set(ORDER))
+    after = {m: {t for t, _, _ in ours(m) if t in modules() and t != m} for m in ALL}
+    while free := [m for m, targets in after.items() if not targets & after.keys()]:
+        for module in free:
+            del after[module]
+    assert after == {}, "each of these imports another of them, directly or through others"
+    for module in STANDALONE:
+        assert list(ours(f"fdaudit.{module}")) == []
+    (load,) = [call for name, call in calls("fdaudit.metrics.images.weights") if name == "torch.load"]
+    assert {k.arg: ast.literal_eval(k.value) for k in load.keywords}["weights_only"] is True
 
 
 def test_no_package_holds_more_modules_than_a_reader_oversees() -> None:
@@ -114,14 +123,6 @@ def test_no_package_holds_more_modules_than_a_reader_oversees() -> None:
             held.setdefault(module.rpartition(".")[0], []).append(module)
     ours_to_order = {k: v for k, v in held.items() if unit_of(k) not in ROOMS}
     assert {k: len(v) for k, v in ours_to_order.items() if len(v) > MOST_MODULES} == {}
-
-
-def test_no_files_import_each_other_in_a_circle() -> None:
-    after = {m: {t for t, _, _ in ours(m) if t in modules() and t != m} for m in ALL}
-    while free := [m for m, targets in after.items() if not targets & after.keys()]:
-        for module in free:
-            del after[module]
-    assert after == {}, "each of these imports another of them, directly or through others"
 
 
 def test_the_tree_is_read(tmp_path: Path) -> None:
@@ -152,11 +153,6 @@ def imports_go_one_way(module: str) -> None:
         if t not in modules() or not {unit_of(t), t.removeprefix("fdaudit.")} & allowed
     ]
     assert wrong == [], f"{module} may import {sorted(allowed)}"
-
-
-def test_standalone_modules_import_nothing_of_ours() -> None:
-    for module in STANDALONE:
-        assert list(ours(f"fdaudit.{module}")) == []
 
 
 @rule("reports")
@@ -309,11 +305,6 @@ def no_forbidden_call(module: str) -> None:
     assert found == marked
     for name in set(found):
         assert found.count(name) == MARKED[module, name]
-
-
-def test_the_marked_load_reads_tensors_alone() -> None:
-    (load,) = [call for name, call in calls("fdaudit.metrics.images.weights") if name == "torch.load"]
-    assert {k.arg: ast.literal_eval(k.value) for k in load.keywords}["weights_only"] is True
 
 
 @rule()

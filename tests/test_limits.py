@@ -166,13 +166,6 @@ def test_what_nobody_could_read_again_is_not_written(tmp_path: Path, monkeypatch
             transcript.append(message(), {"x": torch.zeros(100)})
 
 
-def test_a_layout_whose_product_wraps_around_is_damage() -> None:
-    made = packed("z", torch.zeros(0, dtype=torch.int64), EvenGrid(0.0, 1.0, 2))
-    made["z:layout"] = torch.tensor([1, 65536, 65536, 65536, 65536], dtype=torch.int32)
-    with pytest.raises(IntegrityError, match="'z' is damaged"):
-        readable(made)
-
-
 def test_unpacked_values_are_counted_before_they_are_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     made = packed("z", torch.zeros(4096, dtype=torch.int64), EvenGrid(0.0, 1.0, 2))
     assert readable(made)["z"].shape == (4096,)
@@ -275,9 +268,15 @@ def test_a_hostile_document_is_one_line(tmp_path: Path, text: str, problem: str)
     assert re.search(problem, refused(tmp_path, text))
 
 
-def test_seeds_are_compared_in_a_moment(tmp_path: Path) -> None:
+def test_seeds_and_networks_are_bounded_before_they_are_used(tmp_path: Path) -> None:
     with watched(60), pytest.raises(SpecError, match="more than 10,000 runs"):
         load_grid(grid(seeds=list(range(90_000))))
+    with pytest.raises(SpecError, match="8,594,980,874 parameters"):
+        architecture(ModelSpec(name="mlp", params={"widths": [65536] * 3}), (1, 8, 8), 10)
+    made = packed("z", torch.zeros(0, dtype=torch.int64), EvenGrid(0.0, 1.0, 2))
+    made["z:layout"] = torch.tensor([1, 65536, 65536, 65536, 65536], dtype=torch.int32)
+    with pytest.raises(IntegrityError, match="'z' is damaged"):
+        readable(made)
 
 
 @pytest.mark.parametrize(
@@ -298,11 +297,6 @@ def test_whole_numbers_have_an_end(field: str, value: int) -> None:
     with pytest.raises(SpecError) as error:
         simulated_case(load_spec(small_spec(**{field: value})), 0)
     assert error.value.field == field.replace("__", ".")
-
-
-def test_a_network_of_too_many_parameters_is_refused_before_it_is_built() -> None:
-    with pytest.raises(SpecError, match="8,594,980,874 parameters"):
-        architecture(ModelSpec(name="mlp", params={"widths": [65536] * 3}), (1, 8, 8), 10)
 
 
 # -- data -----------------------------------------------------------------------------------------------------------
@@ -328,20 +322,20 @@ def test_an_archive_that_unpacks_to_gigabytes_is_refused_by_its_list(tmp_path: P
         dataset(f"npz:{tmp_path / 'bomb.npz'}")
 
 
-def test_an_array_that_is_shorter_than_its_header_says_is_refused(tmp_path: Path) -> None:
+def test_archives_of_wrong_lengths_or_many_members_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "lies.npz", "w") as archive:
         archive.writestr("train_images.npy", header((10**9, 100, 100)) + bytes(100))
         archive.writestr("train_labels.npy", header((10,)) + bytes(10))
     with pytest.raises(DataError, match="train_images is shorter than its header says"):
         dataset(f"npz:{tmp_path / 'lies.npz'}")
-
-
-def test_an_archive_of_very_many_members_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
         for number in range(20_000):
             archive.writestr(f"{number:050d}", b"")
     with pytest.raises(DataError, match="lists too many members"):
         dataset(f"npz:{tmp_path / 'many.npz'}")
+    pictures(tmp_path, 8000, 8000)
+    with pytest.raises(DataError, match="64,000,000 pixels in one image"):
+        dataset(f"folder:{tmp_path}", image_size=32)
 
 
 def png(path: Path, width: int, height: int) -> None:
@@ -360,12 +354,6 @@ def pictures(folder: Path, width: int, height: int) -> Path:
         for number in range(3):
             png(folder / kind / f"{number}.png", width, height)
     return folder
-
-
-def test_images_of_too_many_pixels_are_refused_by_their_headers(tmp_path: Path) -> None:
-    pictures(tmp_path, 8000, 8000)
-    with pytest.raises(DataError, match="64,000,000 pixels in one image"):
-        dataset(f"folder:{tmp_path}", image_size=32)
 
 
 def test_images_are_counted_together_before_one_is_decoded(

@@ -52,16 +52,12 @@ def data_files() -> set[str]:
     return found
 
 
-def test_every_package_of_the_tree_is_named_and_no_other() -> None:
-    """One left out works in an editable install and is absent from the wheel."""
+def test_every_package_of_the_tree_is_named() -> None:
     assert SETUPTOOLS["packages"] == sorted(sources())
-
-
-def test_every_folder_with_python_in_it_is_a_package() -> None:
-    """A folder without `__init__.py` would be a namespace of its own in the tree and nothing in a wheel."""
     for folder in SETUPTOOLS["package-dir"].values():
         for path in (ROOT / folder).rglob("*.py"):
             assert (path.parent / "__init__.py").is_file(), path
+    assert not (ROOT / "build").exists()
 
 
 def test_every_data_file_is_declared() -> None:
@@ -107,11 +103,6 @@ def test_the_top_level_holds_what_the_design_names() -> None:
     assert not [
         name for name in tracked if name.endswith((".npz", ".pt", ".pth", ".pkl", ".safetensors", ".ckpt"))
     ]
-
-
-def test_no_stale_build_is_left_behind() -> None:
-    """A deleted module would come back from it in the next wheel."""
-    assert not (ROOT / "build").exists()
 
 
 # -- what loads what ------------------------------------------------------------------------------------------
@@ -210,11 +201,13 @@ def isort_order(name: str) -> tuple[int, str]:
     return kind, name
 
 
-def test_every_public_module_lists_its_names_in_order() -> None:
+def test_public_modules_list_their_names_and_others_are_underscored() -> None:
     assert len(public_modules()) > 200
     left = [module for module, path in public_modules() if not _lists_its_names_in_order(module, path)]
     if left:
         pytest.skip(f"all others do; not installed is what these need: {', '.join(left)}")
+    for module, path in public_modules():
+        _underscores_what_it_does_not_list(module, path)
 
 
 def _lists_its_names_in_order(module: str, path: Path) -> bool:
@@ -235,12 +228,6 @@ def _lists_its_names_in_order(module: str, path: Path) -> bool:
         return False
     assert [f"{module}.{n}" for n in names if not hasattr(loaded, n)] == []
     return True
-
-
-def test_what_is_not_listed_is_underscored() -> None:
-    """Everything that a module defines is in its `__all__` or starts with an underscore."""
-    for module, path in public_modules():
-        _underscores_what_it_does_not_list(module, path)
 
 
 def _underscores_what_it_does_not_list(module: str, path: Path) -> None:
@@ -310,13 +297,9 @@ def test_the_wheel_holds_every_package_and_data_file_and_nothing_else(wheel: zip
 
 
 @pytest.mark.thorough
-def test_the_wheel_puts_one_name_into_site_packages(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_puts_one_name_into_site_packages_with_licence_and_script(wheel: zipfile.ZipFile) -> None:
     tops = {n.split("/")[0] for n in wheel.namelist()}
     assert {t for t in tops if not t.endswith(".dist-info")} == {"fdaudit"}
-
-
-@pytest.mark.thorough
-def test_the_wheel_carries_licence_and_script(wheel: zipfile.ZipFile) -> None:
     (script,) = [n for n in wheel.namelist() if n.endswith("entry_points.txt")]
     assert "fdaudit = fdaudit.cli.app:main" in wheel.read(script).decode()
     assert [n for n in wheel.namelist() if n.endswith("LICENSE")]

@@ -145,23 +145,17 @@ def test_clients_have_few_different_networks(tmp_path: Path) -> None:
         check(tmp_path / "record", card={**CARD, "model": one, "client_models": models})
 
 
-def test_a_table_by_client_and_class_has_an_end() -> None:
+def test_numbers_tables_and_tensors_have_an_end(tmp_path: Path) -> None:
     y = torch.zeros(4, dtype=torch.int64)
     assert class_table(y, [torch.arange(2)] * 4, 2).shape == (4, 2)
     with pytest.raises(DataError, match=r"classes: 5000001 by 2 clients are 10,000,002 entries"):
         class_table(y, [torch.arange(2)] * 2, MOST_TABLE // 2 + 1)
     with pytest.raises(DataError, match="entries, more than"):
         partition(y, 2, PartitionSpec(), SecretStream(bytes(32), "x"), MOST_TABLE // 2 + 1)
-
-
-def test_an_event_s_numbers_have_an_end() -> None:
     assert event_from_json(STEP)
     for field, value in (("scale", 1e-300), ("sensitivity", 1e300), ("count", 10**400)):
         with pytest.raises(IntegrityError, match=field):
             event_from_json({**STEP, field: value})
-
-
-def test_a_tensor_has_few_dimensions(tmp_path: Path) -> None:
     record = a_record(tmp_path / "record")
     forge(record, {"tensors": {"w": {"dtype": "F32", "shape": [2**62] * 17}}})
     (finding, *_) = check(record, card=CARD)[0]
@@ -187,18 +181,16 @@ def copied(*tensors: str) -> dict[str, Any]:
     return {"kind": "model-extraction", "target": "client/0", "parameters": parameters, "answers": 0}
 
 
-def test_a_trial_has_no_more_guesses_than_parties() -> None:
+def test_guesses_are_no_more_than_parties_and_tensors_used_as_often() -> None:
     sent = {"t0": torch.zeros(2)}
     assert len(guesses_of([membership()] * 3, sent, 3)) == 3
     with pytest.raises(MalformedError, match="4 guesses are more than the trial's 3"):
         guesses_of([membership()] * 4, sent, 3)
-
-
-def test_a_tensor_is_used_as_often_as_there_are_guesses() -> None:
-    sent = {"t0": torch.zeros(2)}
     assert guesses_of([copied(*["t0"] * 3)], sent, 3)
     with pytest.raises(MalformedError, match="'t0' is used more than 3 times"):
         guesses_of([copied(*["t0"] * 4)], sent, 3)
+    first, second = guesses_of([membership()] * 2, {"t0": torch.zeros(9, dtype=torch.uint8)}, 2)
+    assert first.scores.data_ptr() == second.scores.data_ptr()
 
 
 def test_bytes_count_after_conversion_and_for_every_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,11 +201,6 @@ def test_bytes_count_after_conversion_and_for_every_use(monkeypatch: pytest.Monk
         guesses_of([membership()] * 3, sent, 3)
     with pytest.raises(MalformedError, match="would take 4,000,000,000 bytes"):
         guesses_of([membership("long")], sent, 3)
-
-
-def test_a_tensor_is_converted_once() -> None:
-    first, second = guesses_of([membership()] * 2, {"t0": torch.zeros(9, dtype=torch.uint8)}, 2)
-    assert first.scores.data_ptr() == second.scores.data_ptr()
 
 
 def test_a_file_of_guesses_names_a_victim_and_a_file_once(tmp_path: Path) -> None:
@@ -241,37 +228,28 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> Any:
     memory.budget.cache_clear()
 
 
-def test_a_forecast_names_its_need_and_the_limit(little_memory: None) -> None:
+def test_needs_are_forecast_before_anything_is_built_or_read(little_memory: None, tmp_path: Path) -> None:
     memory.refuse_forecast("record", "R", 9_000_000)
     with pytest.raises(
         UsageError, match=r"^record: 'R' needs about 0\.1 GB .*at most 0\.0 GB.*FDAUDIT_MEMORY"
     ):
         memory.refuse_forecast("record", "R", 50_000_000)
-
-
-def test_a_network_is_forecast_before_it_is_built(little_memory: None, tmp_path: Path) -> None:
     record = a_record(tmp_path / "record")
     with pytest.raises(UsageError, match=r"card\.model\.name: 'mlp' needs about .*FDAUDIT_MEMORY"):
         check(record, card={**CARD, "model": {"name": "mlp", "params": {"widths": [4000, 4000]}}})
-
-
-def test_arrays_are_forecast_before_they_are_read(little_memory: None, tmp_path: Path) -> None:
     np.savez(tmp_path / "records.npz", x=np.zeros((2000, 32, 32), np.uint8), y=np.zeros(2000, np.uint8))
     (tmp_path / "records.json").write_text('{"clients":{},"design":null,"schema":"fdaudit-records/1"}')
     with pytest.raises(UsageError, match=r"records\.npz: .*needs about .*FDAUDIT_MEMORY"):
         read_records(tmp_path / "records.json", tmp_path / "records.npz")
 
 
-def test_files_that_many_commands_read_are_forecast(little_memory: None, tmp_path: Path) -> None:
+def test_files_and_folders_are_forecast(little_memory: None, tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("[" + "[]," * 200_000 + "0]")
     with pytest.raises(UsageError, match=r"result\.json' needs about .*FDAUDIT_MEMORY"):
         load_json(tmp_path / "result.json")
     save_tensors(tmp_path / "model.safetensors", {"w": torch.zeros(2_000_000)})
     with pytest.raises(UsageError, match=r"model\.safetensors' needs about .*FDAUDIT_MEMORY"):
         load_tensors(tmp_path / "model.safetensors")
-
-
-def test_a_folder_of_images_is_forecast(little_memory: None, tmp_path: Path) -> None:
     for kind in ("a", "b"):
         (tmp_path / kind).mkdir()
         Image.new("L", (2000, 2000)).save(tmp_path / kind / "1.png")
@@ -303,7 +281,7 @@ class Counted(str):
     __hash__ = str.__hash__
 
 
-def test_doubled_names_are_found_in_linear_time() -> None:
+def test_doubled_names_are_refused_in_linear_time() -> None:
     from fdaudit.storage.files import _named_once
 
     pairs = [(Counted(f"k{n}"), n) for n in range(20_000)]
@@ -311,9 +289,6 @@ def test_doubled_names_are_found_in_linear_time() -> None:
     with pytest.raises(ValueError, match="'k19999' stands twice"):
         _named_once([*pairs, (Counted("k19999"), 0)])
     assert Counted.compared < 100_000
-
-
-def test_a_large_object_with_a_doubled_name_is_refused_at_once() -> None:
     text = "{" + "".join(f'"k{n}":0,' for n in range(400_000)) + '"k399999":1}'
     with watched(300), pytest.raises(ValueError, match="stands twice"):
         parse_json(text)

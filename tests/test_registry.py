@@ -45,16 +45,13 @@ def entries(monkeypatch, *names):
     )
 
 
-def test_describing_reads_the_card_and_the_docstring_and_runs_nothing(stranger):
+def test_a_described_card_is_new_and_nothing_is_run_for_it(stranger):
     stated = {"source": "a test", "accepts": ("logits", "soft_labels"), "fixed_size": True}
     assert stranger.describe("thing") == DefenseCard(name="thing", **stated)
     assert stranger.doc("thing") == "What it does.\n\nMore of it."
     assert "strange_module" not in sys.modules
     with pytest.raises(SpecError, match="was imported"):
         stranger.load("thing")
-
-
-def test_a_described_card_is_a_new_object(stranger):
     one, other = attacks.REGISTRY.describe("dlg"), attacks.REGISTRY.describe("dlg")
     one.profiles["quick"]["restarts"] = 99
     assert other == attacks.REGISTRY.describe("dlg") != one

@@ -20,22 +20,16 @@ ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
-def test_the_citation_names_this_version_and_licence() -> None:
+def test_this_version_is_in_the_citation_the_changelog_and_the_security_page() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
     assert citation["cff-version"] == "1.2.0"
     assert citation["version"] == PROJECT["version"]
     assert citation["license"] == PROJECT["license"]
     assert citation["authors"] == PROJECT["authors"]
-
-
-def test_the_changelog_has_this_version_with_the_date_of_the_citation() -> None:
     released = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))["date-released"]
     headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     assert headings[:2] == ["[Unreleased]", f"[{PROJECT['version']}] - {released}"]
-
-
-def test_the_security_page_supports_this_version() -> None:
     series = ".".join(PROJECT["version"].split(".")[:2])
     assert f"| {series} | yes |" in (ROOT / "SECURITY.md").read_text("utf-8")
 
@@ -122,12 +116,19 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
 JOBS = ("extras", "wheel", "oldest")
 
 
-def test_continuous_integration_runs_every_job() -> None:
+def test_continuous_integration_runs_every_job_and_the_tests_of_the_oldest() -> None:
     lines = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
     run = [line.strip().removeprefix("job ") for line in lines if line.strip().startswith("job ")]
     assert sorted(run) == sorted(
         ["make check", "make test", "make thorough", *(f".ci/{job}" for job in JOBS)]
     )
+    text = (ROOT / ".ci" / "oldest").read_text("utf-8")
+    block = re.search(r"^tests=\((.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    names = re.sub(r"#.*", "", block[1]).split()
+    assert len(names) > 10
+    for name in names:
+        assert len(list((ROOT / "tests").rglob(f"{name}.py"))) == 1, name
 
 
 @pytest.mark.parametrize("job", [*JOBS, "run"])
@@ -159,13 +160,3 @@ def test_a_job_without_its_packages_fails(tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode != 0, job
         assert (copy / f".venv-{job}" / "bin" / "python").exists(), job
-
-
-def test_the_tests_for_the_oldest_versions_exist() -> None:
-    text = (ROOT / ".ci" / "oldest").read_text("utf-8")
-    block = re.search(r"^tests=\((.*?)^\)", text, re.MULTILINE | re.DOTALL)
-    assert block is not None
-    names = re.sub(r"#.*", "", block[1]).split()
-    assert len(names) > 10
-    for name in names:
-        assert len(list((ROOT / "tests").rglob(f"{name}.py"))) == 1, name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Annotated, Literal
 
 import numpy as np
@@ -29,11 +30,14 @@ from fdaudit.events import (
     event_from_json,
     event_to_json,
 )
+from fdaudit.names import name_problem, text_problem, visible
 from fdaudit.planning.simulated import simulated_case
+from fdaudit.recording.recorder import is_name
 from fdaudit.rng import SecretStream, child, child_numpy, child_seed
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.files import decode, encode
 
+from .helpers.hostile_names import NAMES, NO_NAME, NO_TEXT
 from .helpers.run_cases import known
 
 SECRET = b"sixteen bytes and more"
@@ -52,47 +56,35 @@ def test_children_differ_exactly_when_their_paths_do(seed, one, two):
     assert 0 <= child_seed(seed, *one) < 2**64
 
 
-def test_paths_that_read_alike_are_still_distinct():
+def test_children_are_distinct_known_and_need_a_path() -> None:
     seeds = [
         child_seed(0, *p) for p in (("a", "b"), ("ab",), ("a,b",), ('a","b',), ("1",), (1,), (1, 1), (11,))
     ]
     assert len(set(seeds)) == len(seeds)
-
-
-def test_a_child_does_not_depend_on_what_was_drawn_before():
     first = torch.rand(5, generator=child(9, "train", 3, "client/1"))
     for other in range(20):
         torch.rand(100, generator=child(9, "train", other, "client/0"))
     assert torch.equal(first, torch.rand(5, generator=child(9, "train", 3, "client/1")))
     numbers = child_numpy(9, "score").random(5)
     assert (numbers == child_numpy(9, "score").random(5)).all()
-
-
-def test_a_known_child_stays_what_it_is():
-    """SHA-256 of the JSON text, worked out apart: `[7,"train",2]`."""
     import hashlib
 
     digest = hashlib.sha256(b'[7,"train",2]').digest()
     assert child_seed(7, "train", 2) == int.from_bytes(digest[:8], "big")
-
-
-def test_a_path_names_something():
     with pytest.raises(ValueError, match="Name the stage"):
         child_seed(1)
 
 
-def test_uniform_draws_are_uniform_and_normal_ones_normal():
+def test_draws_are_uniform_normal_and_independent_of_each_other() -> None:
     stream = SecretStream(SECRET, "test")
     assert kstest(stream.uniform(20_000), "uniform").pvalue > 0.01
     assert kstest(stream.normal(20_000), "norm").pvalue > 0.01
     assert kstest(SecretStream(SECRET, "other").normal(200, 100).flatten(), "norm").pvalue > 0.01
-
-
-def test_draws_of_one_stream_are_independent_of_each_other():
-    stream = SecretStream(SECRET, "test")
     one, two = stream.normal(20_000), stream.normal(20_000)
     assert abs(np.corrcoef(one, two)[0, 1]) < 4 / math.sqrt(20_000)
     assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 4 / math.sqrt(20_000)
+    with pytest.raises(ValueError, match="at least 16"):
+        SecretStream(b"short", "x")
 
 
 @pytest.mark.parametrize(("byte", "side"), [(b"\xff", "low"), (b"\x00", "high")])
@@ -121,45 +113,25 @@ def test_shapes_are_kept(shape):
     assert np.shape(SecretStream(SECRET, "s").normal(*shape)) == shape
 
 
-def test_a_short_secret_is_refused():
-    with pytest.raises(ValueError, match="at least 16"):
-        SecretStream(b"short", "x")
-
-
 # -- errors -------------------------------------------------------------------------------------------------------
 
 
-def test_an_error_names_field_value_problem_and_remedy():
+def test_errors_name_the_field_and_exit_codes_are_documented() -> None:
     error = UsageError("a.b", "x" * 500, "is wrong", "Mend it.")
     assert str(error).startswith("a.b: 'xxx")
     assert str(error).endswith("is wrong. Mend it.")
     assert len(str(error)) < 260
-    assert (error.field, error.value, error.problem, error.remedy) == (
-        "a.b",
-        "x" * 500,
-        "is wrong",
-        "Mend it.",
-    )
-
-
-def test_exit_codes_are_the_documented_ones():
-    assert (
-        FdauditError("x").exit_code,
-        SpecError("a", 1, "b", "c").exit_code,
-        IntegrityError(["x"]).exit_code,
-    ) == (1, 2, 3)
+    assert (error.field, error.value) == ("a.b", "x" * 500)
+    assert (error.problem, error.remedy) == ("is wrong", "Mend it.")
+    errors = FdauditError("x"), SpecError("a", 1, "b", "c"), IntegrityError(["x"])
+    assert [error.exit_code for error in errors] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("value", "hint"),
-    [
-        ("fedavgg", "Did you mean 'fedavg'? "),
-        ("FEDAVG", ""),
-        ("", ""),
-        ("standalon", "Did you mean 'standalone'? "),
-    ],
+    ("value", "known"), [("fedavgg", "fedavg"), ("standalon", "standalone"), ("FEDAVG", ""), ("", "")]
 )
-def test_the_nearest_name_is_suggested_and_all_are_listed(value, hint):
+def test_the_nearest_name_is_suggested_and_all_are_listed(value, known):
+    hint = f"Did you mean '{known}'? " if known else ""
     assert nearest(value, ["standalone", "fedavg"]) == f"{hint}Valid names: fedavg, standalone."
 
 
@@ -202,48 +174,30 @@ GOOD = event_to_json(
 )
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"event": "Gauss"}, {"event": None}, {"event": ["Gaussian"]}, {"sensitivity": 0}, {"sensitivity": -1.0},
-        {"sensitivity": float("nan")}, {"sensitivity": float("inf")}, {"sensitivity": "1"}, {"scale": 0.0},
-        {"scale": None}, {"unit": "person"}, {"unit": []}, {"relation": "swap"}, {"covers": []}, {"covers": "data"},
-        {"covers": 7}, {"covers": ["data", "time"]}, {"covers": [["data"]]}, {"count": 0}, {"count": 1.5},
-        {"count": "2"}, {"extra": 1}, {"event": "NoGuarantee"},
-    ],
-    ids=str,
+CHANGES = (
+    {"event": "Gauss"}, {"event": None}, {"event": ["Gaussian"]}, {"sensitivity": 0}, {"sensitivity": -1.0},
+    {"sensitivity": float("nan")}, {"sensitivity": float("inf")}, {"sensitivity": "1"}, {"scale": 0.0},
+    {"scale": None}, {"unit": "person"}, {"unit": []}, {"relation": "swap"}, {"covers": []}, {"covers": "data"},
+    {"covers": 7}, {"covers": ["data", "time"]}, {"covers": [["data"]]}, {"count": 0}, {"count": 1.5},
+    {"count": "2"}, {"extra": 1}, {"event": "NoGuarantee"},
 )  # fmt: skip
-def test_a_malformed_event_is_damage(change):
-    with pytest.raises(IntegrityError):
-        event_from_json({**GOOD, **change})
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        None, [], [None], [{}], [{**GOOD, "event": "NoGuarantee"}], [{"event": "Composed", "parts": [GOOD]}],
-        [GOOD, {**GOOD, "unit": "record"}], [GOOD, {**GOOD, "covers": ["messages"]}], [{**GOOD, "count": True}],
-        [{**GOOD, "drawn_from": 0}], [{**GOOD, "event": "SampledGaussian", "sample_rate": 0}],
-        [{**GOOD, "event": "PureDP", "epsilon": 1}],
-    ],
-    ids=str,
+WRONG_PARTS = (
+    None, [], [None], [{}], [{**GOOD, "event": "NoGuarantee"}], [{"event": "Composed", "parts": [GOOD]}],
+    [GOOD, {**GOOD, "unit": "record"}], [GOOD, {**GOOD, "covers": ["messages"]}], [{**GOOD, "count": True}],
+    [{**GOOD, "drawn_from": 0}], [{**GOOD, "event": "SampledGaussian", "sample_rate": 0}],
+    [{**GOOD, "event": "PureDP", "epsilon": 1}],
 )  # fmt: skip
-def test_malformed_parts_of_a_composed_event_are_damage(parts):
-    with pytest.raises(IntegrityError):
-        event_from_json({"event": "Composed", "parts": parts})
+NO_REASON = [{"event": "NoGuarantee", "reason": reason} for reason in (5, " ")]
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        None,
-        [],
-        "Gaussian",
-        3,
-        {},
-        {"event": "NoGuarantee", "reason": 5},
-        {"event": "NoGuarantee", "reason": " "},
+        *({**GOOD, **change} for change in CHANGES),
+        *({"event": "Composed", "parts": parts} for parts in WRONG_PARTS),
+        *(None, [], "Gaussian", 3, {}, *NO_REASON),
     ],
+    ids=str,
 )
 def test_what_is_no_event_is_damage(value):
     with pytest.raises(IntegrityError):
@@ -344,17 +298,16 @@ def test_a_resolved_spec_loads_again_as_it_was(values, tmp_path):
     assert resolved.execution == case.execution
 
 
-def test_a_written_spec_holds_a_commitment_instead_of_the_seed():
+def test_a_written_spec_and_its_digest_leave_the_seed_out() -> None:
     public = load_spec({"seed": 987_654_321}).public("c" * 64)
     assert public["seed"] == {"commitment": "c" * 64}
     assert "987654321" not in json.dumps(public)
-
-
-def test_the_digest_leaves_the_seed_out_and_nothing_else():
     base = load_spec({"seed": 1})
     assert base.digest() == load_spec({"seed": 2}).digest()
     for name, value in (("clients", 6), ("name", "other"), ("queries", 1), ("victims", 1)):
         assert load_spec({name: value}).digest() != base.digest()
+    made = Spec()
+    assert load_spec(made) is made
 
 
 @pytest.mark.parametrize(
@@ -367,10 +320,7 @@ def test_the_digest_leaves_the_seed_out_and_nothing_else():
         ({"protocol": {"name": "fedavgg"}}, "Did you mean 'fedavg'"),
         ({"attacks": [{"name": "loss-treshold"}]}, "Did you mean 'loss-threshold'"),
         ({"withhold": ["model_parameters"]}, "sample_count"),
-        (
-            {"defenses": [{"kind": "logits", "name": "gaussian-noise", "params": {"sigma": 1.0}}]},
-            "never sent",
-        ),
+        ({"defenses": [{"kind": "logits", "name": "gaussian-noise", "params": {"sigma": 1}}]}, "never sent"),
         ({"victims": 6}, "5 clients"),
     ],
     ids=str,
@@ -380,6 +330,46 @@ def test_what_a_run_could_not_do_is_refused_before_it_starts(values, says):
         simulated_case(load_spec({"attacks": [{"name": "loss-threshold"}], **values}), known(1))
 
 
-def test_a_spec_is_taken_as_it_is():
-    made = Spec()
-    assert load_spec(made) is made
+# -- one grammar of names ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_real_names_are_names(name: str) -> None:
+    assert name_problem(name) == ""
+    assert is_name(name)
+
+
+@pytest.mark.parametrize("what", NO_NAME)
+def test_no_name_is_refused_with_a_reason_of_one_line(what: str) -> None:
+    problem = name_problem(NO_NAME[what])
+    assert problem
+    assert problem.isprintable()
+    assert not is_name(NO_NAME[what])
+
+
+@pytest.mark.parametrize("what", NO_TEXT)
+def test_no_text_is_shown_on_one_line(what: str) -> None:
+    text = NO_TEXT[what]
+    assert text_problem(text)
+    assert visible(text).isprintable()
+    assert str(UsageError(text, text, text, text)).isprintable()
+    assert str(IntegrityError([text])).isprintable()
+
+
+@pytest.mark.parametrize("value", [None, 3, b"a", ["a"]])
+def test_what_is_no_text_is_no_name(value: object) -> None:
+    assert name_problem(value) == "is no text"
+    assert not is_name(value)
+
+
+@pytest.mark.thorough
+def test_the_recorder_s_grammar_is_the_same_for_every_character() -> None:
+    for number in range(sys.maxunicode + 1):
+        name = f"a{chr(number)}b"
+        assert is_name(name) == (name_problem(name) == ""), hex(number)
+
+
+def test_the_recorder_s_grammar_is_the_same_for_every_character_of_small_number() -> None:
+    for number in range(0x3000):
+        for name in (f"a{chr(number)}b", f"{chr(number)}b", f"a{chr(number)}", chr(number)):
+            assert is_name(name) == (name_problem(name) == ""), hex(number)

@@ -29,9 +29,10 @@ from fdaudit.transcript.manifest import read_manifest
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
 
+from ..helpers.command import Cli
 from ..helpers.docs_pages import ROOT
 from ..helpers.evidence_cases import envelope_of, flip, keypair, payload_of, sha, statement_of
-from ..helpers.run_cases import cli, finished, tree
+from ..helpers.run_cases import finished, tree
 
 LOSS = {"name": "loss-threshold"}
 
@@ -66,7 +67,7 @@ def run(original: Path, tmp_path: Path) -> Path:
 # -- what it holds ------------------------------------------------------------------------------------------------
 
 
-def test_it_holds_every_file_of_the_run_but_the_vault_byte_for_byte(original: Path, bundle: Path) -> None:
+def test_it_holds_every_file_but_the_vault_listed_with_size_and_digest(original: Path, bundle: Path) -> None:
     due = {f"run/{name}": data for name, data in tree(original, ()).items() if not name.startswith("vault/")}
     found = tree(bundle, ())
     own = {"statement.dsse.json", "files.json", "environment.json", "sbom.cdx.json"}
@@ -76,6 +77,17 @@ def test_it_holds_every_file_of_the_run_but_the_vault_byte_for_byte(original: Pa
         "no part of a run is forgotten"
     )
     assert stat.S_IMODE(bundle.stat().st_mode) == 0o700
+    data = (bundle / "files.json").read_bytes()
+    listing = json.loads(data)
+    assert canonical(listing) + b"\n" == data
+    files = tree(bundle, ("statement.dsse.json", "files.json"))
+    assert [f["path"] for f in listing["files"]] == sorted(files)
+    for file in listing["files"]:
+        assert file == {
+            "path": file["path"],
+            "size": len(files[file["path"]]),
+            "sha256": sha(bundle / file["path"]),
+        }
 
 
 def test_nothing_of_the_vault_is_in_it(original: Path, bundle: Path) -> None:
@@ -107,21 +119,7 @@ def test_nothing_of_the_vault_is_in_it(original: Path, bundle: Path) -> None:
     assert any(str(seed).encode() in p.read_bytes() for p in vault), "the search finds what is there"
 
 
-def test_files_are_listed_with_size_and_digest_sorted_in_canonical_form(bundle: Path) -> None:
-    data = (bundle / "files.json").read_bytes()
-    listing = json.loads(data)
-    assert canonical(listing) + b"\n" == data
-    files = tree(bundle, ("statement.dsse.json", "files.json"))
-    assert [f["path"] for f in listing["files"]] == sorted(files)
-    for file in listing["files"]:
-        assert file == {
-            "path": file["path"],
-            "size": len(files[file["path"]]),
-            "sha256": sha(bundle / file["path"]),
-        }
-
-
-def test_the_environment_is_this_one(bundle: Path) -> None:
+def test_the_environment_and_the_tool_are_named(bundle: Path) -> None:
     found = json.loads((bundle / "environment.json").read_bytes())
     assert found["python"] == platform.python_version()
     assert found["packages"]["torch"] == version("torch")
@@ -129,10 +127,6 @@ def test_the_environment_is_this_one(bundle: Path) -> None:
     text = json.dumps(found)
     assert platform.node() not in text or not platform.node()
     assert str(Path.home()) not in text
-
-
-def test_the_tool_is_named_by_the_digest_of_its_files(bundle: Path) -> None:
-    """Worked out from the source tree: the rooms are installed below the package."""
     found = {}
     for room in ("fdaudit", "attacks", "defenses", "deviations", "protocols", "reports"):
         for path in (ROOT / room).rglob("*"):
@@ -142,6 +136,8 @@ def test_the_tool_is_named_by_the_digest_of_its_files(bundle: Path) -> None:
     stated = statement_of(bundle)["predicate"]["tool"]
     assert stated["source_sha256"] == hashlib.sha256(canonical(found)).hexdigest()
     assert stated == tool()
+    assert fdaudit.Run(bundle / "run").verify() == []
+    assert read_manifest(bundle / "run")["messages"] == 9
 
 
 def test_the_commit_of_a_checkout_is_what_git_says(tmp_path: Path) -> None:
@@ -341,14 +337,11 @@ def test_an_outcome_that_the_result_lacks_is_no_evidence_until_the_run_is_conclu
     assert (made / "run" / "attacks" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_without_the_vault_there_is_nothing_to_commit_to(run: Path, tmp_path: Path) -> None:
-    shutil.rmtree(run / "vault")
-    assert "vault" in str(refused(run, tmp_path / "made"))
-
-
-def test_a_wrong_key_is_refused_before_anything_is_written(run: Path, tmp_path: Path) -> None:
+def test_a_wrong_key_or_a_missing_vault_is_refused(run: Path, tmp_path: Path) -> None:
     _, public = keypair(tmp_path)
     assert "is a public key" in str(refused(run, tmp_path / "made", sign=public))
+    shutil.rmtree(run / "vault")
+    assert "vault" in str(refused(run, tmp_path / "made"))
 
 
 # -- the command --------------------------------------------------------------------------------------------------
@@ -356,20 +349,20 @@ def test_a_wrong_key_is_refused_before_anything_is_written(run: Path, tmp_path: 
 
 @pytest.mark.thorough
 def test_the_command_signs_and_says_that_it_is_the_auditors(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     private, public = keypair(tmp_path, passphrase=b"open sesame")
     made = tmp_path / "made"
     monkeypatch.delenv("FDAUDIT_KEY_PASSPHRASE", raising=False)
-    code, out, err = cli(monkeypatch, capsys, "evidence", run, "--out", made, "--sign", private)
+    code, out, err = cli("evidence", run, "--out", made, "--sign", private)
     assert (code, out, made.exists()) == (2, "", False)
     assert "FDAUDIT_KEY_PASSPHRASE" in err
     monkeypatch.setenv("FDAUDIT_KEY_PASSPHRASE", "open sesame")
-    code, out, err = cli(monkeypatch, capsys, "evidence", run, "--out", made, "--sign", private)
+    code, out, err = cli("evidence", run, "--out", made, "--sign", private)
     assert (code, err) == (0, "")
     assert sum("auditor only" in line for line in out.splitlines()) == 1
     assert envelope_of(made)["signatures"][0]["keyid"] in out
-    code, out, err = cli(monkeypatch, capsys, "evidence", run, "--out", tmp_path / "again", "--json")
+    code, out, err = cli("evidence", run, "--out", tmp_path / "again", "--json")
     value = json.loads(out)
     assert (code, err, len(out.splitlines())) == (0, "", 1)
     files = len(tree(made, ("statement.dsse.json",)))
@@ -379,10 +372,5 @@ def test_the_command_signs_and_says_that_it_is_the_auditors(
         "signed_by": None,
         "auditor_only": True,
     }
-    code, out, err = cli(monkeypatch, capsys, "verify", made, "--key", public)
+    code, out, err = cli("verify", made, "--key", public)
     assert (code, err) == (0, "")
-
-
-def test_the_bundled_run_is_a_record_of_its_own(bundle: Path) -> None:
-    assert fdaudit.Run(bundle / "run").verify() == []
-    assert read_manifest(bundle / "run")["messages"] == 9

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from fdaudit.attestation.check import Outcome, is_bundle
 from fdaudit.attestation.keys import key_id, public_key
 
 from ..helpers import evidence_cases as cases
+from ..helpers.command import Cli
 from ..helpers.evidence_cases import (
     SPEC,
     STATEMENT,
@@ -31,7 +35,7 @@ from ..helpers.evidence_cases import (
     other,
     restate,
 )
-from ..helpers.run_cases import cli, finished, secrets_apart
+from ..helpers.run_cases import finished, secrets_apart
 
 __all__ = ["bundle", "made", "other"]
 
@@ -144,34 +148,49 @@ def test_an_edit_with_all_digests_made_to_fit_lacks_the_signature(made: Made, bu
     assert names(check(bundle, made).findings, "not signed")
 
 
-def test_a_changed_transcript_with_all_digests_made_to_fit_is_found_by_its_chain(bundle: Path) -> None:
-    log = bundle / "run" / "transcript" / "messages.jsonl"
-    log.write_bytes(log.read_bytes().replace(b'"round":1', b'"round":2'))
+def of_json(**changes: Any) -> Callable[[bytes], bytes]:
+    """Return an edit of a document's fields; `a__b` stands for one below."""
+
+    def edit(data: bytes) -> bytes:
+        value = json.loads(data)
+        for path, new in changes.items():
+            *parents, last = path.split("__")
+            node = value
+            for name in parents:
+                node = node[int(name) if name.isdigit() else name]
+            node[last] = new
+        return json.dumps(value).encode()
+
+    return edit
+
+
+REPORT = "is not the report of the result beside it"
+RESEALED: list[tuple[str, Callable[[bytes], bytes], str]] = [
+    ("transcript/messages.jsonl", lambda d: d.replace(b'"round":1', b'"round":2'), "messages.jsonl line"),
+    ("transcript/messages.jsonl", lambda d: b"\xff\n", "messages.jsonl"),
+    ("result.json", of_json(run__profile="full"), "predicate.run.result_sha256"),
+    ("result.json", of_json(judgement__level="not-tested"), "level: 'not-tested' contradicts the cells"),
+    ("result.json", of_json(ledger__0__delta=math.nan), "result.json is not JSON: NaN is no number of JSON"),
+    ("result.json", lambda d: b"[" * 100_000, "result.json"),
+    ("result.json", lambda d: b"[]", "result.json"),
+    ("result.json", lambda d: b'{"schema":"fdaudit-result/1"}', "result.json"),
+    ("attacks/world-loss-threshold.json", of_json(status="failed"), "the cells that lie in attacks/"),
+    ("manifest.json", lambda d: b"[" * 100_000, "manifest.json"),
+    ("manifest.json", lambda d: b"", "manifest.json"),
+    ("spec.yaml", lambda d: b"\xff", "spec.yaml"),
+    ("report/index.html", lambda d: d.replace(b"One run", b"Two runs"), f"run/report/index.html {REPORT}"),
+    ("report/index.json", lambda d: d.replace(b"One run", b"Two runs"), f"run/report/index.json {REPORT}"),
+]
+
+
+@pytest.mark.parametrize(("name", "edit", "said"), RESEALED)
+def test_an_edit_with_all_digests_made_to_fit_is_found(
+    name: str, edit: Callable[[bytes], bytes], said: str, made: Made, bundle: Path
+) -> None:
+    path = bundle / "run" / name
+    path.write_bytes(edit(path.read_bytes()))
     made_to_fit(bundle)
-    assert names(check(bundle).findings, "messages.jsonl line")
-
-
-def test_a_changed_result_with_all_digests_made_to_fit_contradicts_the_statement(bundle: Path) -> None:
-    result = bundle / "run" / "result.json"
-    result.write_bytes(result.read_bytes().replace(b'"profile": "quick"', b'"profile": "full"'))
-    made_to_fit(bundle)
-    assert names(check(bundle).findings, "predicate.run.result_sha256")
-
-
-def test_a_doctored_judgement_with_all_digests_made_to_fit_contradicts_its_cells(bundle: Path) -> None:
-    stored = json.loads((bundle / "run/result.json").read_bytes())
-    stored["judgement"]["level"] = "not-tested"
-    (bundle / "run/result.json").write_text(json.dumps(stored), encoding="utf-8")
-    made_to_fit(bundle)
-    assert names(check(bundle).findings, "result.judgement.level: 'not-tested' contradicts the cells")
-
-
-def test_a_changed_outcome_with_all_digests_made_to_fit_contradicts_the_result(bundle: Path) -> None:
-    path = bundle / "run" / "attacks" / "world-loss-threshold.json"
-    cell = json.loads(path.read_bytes())
-    path.write_text(json.dumps({**cell, "status": "failed"}), encoding="utf-8")
-    made_to_fit(bundle)
-    assert names(check(bundle).findings, "the cells that lie in attacks/")
+    assert names(check(bundle, vault=made.run / "vault").findings, said)
 
 
 # -- the vault ------------------------------------------------------------------------------------------------------
@@ -244,35 +263,29 @@ def test_the_commitment_hides_what_it_commits_to(tmp_path: Path, monkeypatch: py
 # -- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_names_each_defect_and_ends_with_3(
-    made: Made, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = cli(monkeypatch, capsys, "verify", bundle)
+def test_the_command_names_each_defect_and_ends_with_3(made: Made, bundle: Path, cli: Cli) -> None:
+    code, out, err = cli("verify", bundle)
     assert code == 0
     assert out.startswith("intact")
     assert "Authorship was not checked" in err
-    code, out, err = cli(
-        monkeypatch, capsys, "verify", bundle, "--key", made.public, "--vault", made.run / "vault"
-    )
+    code, out, err = cli("verify", bundle, "--key", made.public, "--vault", made.run / "vault")
     assert (code, err) == (0, "")
     assert f"signed by {key_id(public_key(made.public))}" in out
     assert "the vault is the one" in out
     (bundle / "run" / "spec.yaml").unlink()
     (bundle / "\x1b[31mred\n").write_bytes(b"")
-    code, out, err = cli(monkeypatch, capsys, "verify", bundle, "--key", made.public)
+    code, out, err = cli("verify", bundle, "--key", made.public)
     assert (code, out) == (3, "")
     assert "run/spec.yaml is missing" in err
     assert "\x1b" not in err
-    code, out, err = cli(monkeypatch, capsys, "verify", bundle, "--key", made.public, "--json")
+    code, out, err = cli("verify", bundle, "--key", made.public, "--json")
     value = json.loads(out)
     assert (code, err, value["intact"]) == (3, "", False)
     assert value["findings"] == check(bundle, made).findings
     assert set(value) == {"evidence", "intact", "findings", "notes", "signed_by"}
 
 
-def test_bad_arguments_end_with_2(
-    made: Made, bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_arguments_end_with_2(made: Made, bundle: Path, cli: Cli) -> None:
     for arguments in (
         (bundle, "--key", made.private),
         (bundle, "--key", bundle / "absent"),
@@ -280,20 +293,12 @@ def test_bad_arguments_end_with_2(
         (made.run, "--key", made.public),
         (made.run, "--vault", made.run / "vault"),
     ):
-        code, out, err = cli(monkeypatch, capsys, "verify", *arguments)
+        code, out, err = cli("verify", *arguments)
         assert (code, out, len(err.splitlines())) == (2, "", 1), arguments
     assert not is_bundle(made.run)
 
 
 # -- the report -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["index.html", "index.json"])
-def test_an_edited_report_with_all_digests_made_to_fit_is_found(name: str, bundle: Path) -> None:
-    path = bundle / "run" / "report" / name
-    path.write_bytes(path.read_bytes().replace(b"One run", b"Two runs"))
-    made_to_fit(bundle)
-    assert check(bundle).findings == [f"run/report/{name} is not the report of the result beside it"]
 
 
 def test_a_report_of_other_libraries_is_said_not_to_be_checked(bundle: Path) -> None:

@@ -44,14 +44,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 # -- evidence -----------------------------------------------------------------------------------------------------
 
 
-def test_the_page_lists_what_lies_in_a_bundle(made: Made) -> None:
+def test_the_page_lists_what_a_bundle_and_a_vault_hold_and_the_predicate(made: Made) -> None:
     assert {row.rstrip("/") for row in table(EVIDENCE, "## What is in it")} == {
         p.name for p in made.bundle.iterdir()
     }
     assert set(table(EVIDENCE, "## The envelope")) == set(envelope_of(made.bundle))
-
-
-def test_the_page_lists_the_fields_of_the_predicate_and_of_what_is_below(made: Made) -> None:
     predicate = statement_of(made.bundle)["predicate"]
     rows = table(EVIDENCE, "## The statement")
     assert set(rows) == set(predicate)
@@ -60,9 +57,6 @@ def test_the_page_lists_the_fields_of_the_predicate_and_of_what_is_below(made: M
         for field in row if isinstance(row, dict) else ():
             assert f"`{field}`" in rows[name][0], f"{name}.{field}"
     assert f"`{PREDICATE_TYPE}`" in page(EVIDENCE)
-
-
-def test_the_page_lists_what_the_vault_holds_and_a_run_consists_of(made: Made) -> None:
     named = {n.strip("` /") for row in table(EVIDENCE, "## The vault") for n in row.split(",")}
     assert named == {p.name for p in (made.run / "vault").iterdir()} - {".gitignore"}
     parts = {row.split("/")[0] for row in table("docs/transcript.md", "## A run's directory")}
@@ -114,18 +108,13 @@ def test_the_workflow_runs_the_spec_that_the_page_shows_and_keeps_what_it_writes
     assert all((path in words) or (path.removesuffix("/report/index.html") in words) for path in kept)
 
 
-def test_what_follows_a_failed_gate_runs_all_the_same(workflow: dict[str, Any]) -> None:
-    """GitHub's default condition is success(): without one of its own, a step after the audit would not run."""
+def test_the_workflow_goes_on_after_a_failed_gate_and_shows_no_secret(workflow: dict[str, Any]) -> None:
     steps = _steps(workflow)
     (audit,) = [n for n, s in enumerate(steps) if s.get("run", "").startswith("fdaudit run ")]
     assert "continue-on-error" not in steps[audit]
     assert {s.get("if") for s in steps[audit + 1 :]} == {"${{ !cancelled() }}"}
     assert len(steps) - audit - 1 == 4
     assert workflow["permissions"] == {"contents": "read"}
-
-
-def test_secrets_reach_the_one_step_that_signs_and_no_command_line(workflow: dict[str, Any]) -> None:
-    steps = _steps(workflow)
     with_secrets = [s["name"] for s in steps if "secrets." in json.dumps(s)]
     assert with_secrets == ["Write and sign the evidence"]
     assert not any(re.search(r"\$\{\{", s.get("run", "")) for s in steps), "nothing is pasted into a script"

@@ -28,9 +28,10 @@ from fdaudit.storage.files import load_tensors
 from fdaudit.storage.vault import Vault
 from fdaudit.transcript.transcript import read_messages
 
+from ..helpers.command import Cli
 from ..helpers.docs_pages import blocks
 from ..helpers.evidence_cases import STATEMENT, dumps, envelope_of, flip, keypair, sha, statement_of
-from ..helpers.run_cases import cli, finished
+from ..helpers.run_cases import finished
 
 FILES = {"public.html", "public.json", KEY, STATEMENT}
 
@@ -90,7 +91,7 @@ def refused(passed: Passed, bundle: Path, expected: str | None = None) -> bool:
 # -- what it is ---------------------------------------------------------------------------------------------------
 
 
-def test_it_is_small_flat_and_complete(passed: Passed) -> None:
+def test_it_is_small_and_its_page_is_documented_and_names_the_signer(passed: Passed) -> None:
     assert {entry.name for entry in passed.bundle.iterdir()} == FILES
     assert all(entry.is_file() and not entry.is_symlink() for entry in passed.bundle.iterdir())
     assert sum(entry.stat().st_size for entry in passed.bundle.iterdir()) < 2_000_000
@@ -100,9 +101,6 @@ def test_it_is_small_flat_and_complete(passed: Passed) -> None:
     manifest = json.loads((passed.run / "manifest.json").read_bytes())
     assert statement["predicate"]["run"]["head"] == manifest["head"]
     assert statement["predicate"]["commitments"] == manifest["commitments"]
-
-
-def test_its_page_is_the_public_one_and_names_the_signer(passed: Passed) -> None:
     page = (passed.bundle / "public.html").read_text("utf-8")
     assert passed.id in page
     assert "Straße 7 &lt;script&gt;" in page
@@ -111,9 +109,6 @@ def test_its_page_is_the_public_one_and_names_the_signer(passed: Passed) -> None
     assert data["signed_by"] == passed.id
     assert data["result"]["auditor_only"] is False
     assert data["result"]["ledger"]
-
-
-def test_the_page_documents_its_files_and_the_predicate(passed: Passed) -> None:
     text = (Path(__file__).parents[2] / "docs" / "evidence.md").read_text("utf-8")
     section = text.split("## Evidence to pass on")[1].split("\n## ")[0]
     predicate = statement_of(passed.bundle)["predicate"]
@@ -133,11 +128,11 @@ def test_the_outcomes_of_all_public_pages_agree(passed: Passed, tmp_path: Path) 
 
 
 def test_the_key_is_made_once_for_its_user_alone_and_never_replaced(
-    passed: Passed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    passed: Passed, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     run = shutil.copytree(passed.run, tmp_path / "run")
-    code, out, _ = cli(monkeypatch, capsys, "evidence", run, "--out", tmp_path / "one", "--public")
+    code, out, _ = cli("evidence", run, "--out", tmp_path / "one", "--public")
     key = own_key_path()
     assert code == 0
     assert key.is_relative_to(tmp_path / "config")
@@ -146,11 +141,11 @@ def test_the_key_is_made_once_for_its_user_alone_and_never_replaced(
     made = key.read_bytes()
     assert key_id(private_key(key).public_key()) in out
     assert str(key) in out
-    code, out, _ = cli(monkeypatch, capsys, "evidence", run, "--out", tmp_path / "two", "--public")
+    code, out, _ = cli("evidence", run, "--out", tmp_path / "two", "--public")
     assert (code, key.read_bytes()) == (0, made)
     assert str(key) not in out
     assert (tmp_path / "one" / KEY).read_bytes() == (tmp_path / "two" / KEY).read_bytes()
-    code, out, _ = cli(monkeypatch, capsys, "verify", tmp_path / "two")
+    code, out, _ = cli("verify", tmp_path / "two")
     assert code == 0
     assert "intact" in out
 
@@ -291,22 +286,18 @@ def test_a_hostile_statement_ends_in_a_finding(passed: Passed, bundle: Path, pay
 # -- with fdaudit -------------------------------------------------------------------------------------------------
 
 
-def test_the_command_checks_it_and_the_revealed_run(
-    passed: Passed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_checks_it_and_the_revealed_run(passed: Passed, tmp_path: Path, cli: Cli) -> None:
     vault = passed.run / "vault"
-    code, out, err = cli(monkeypatch, capsys, "verify", passed.bundle)
+    code, out, err = cli("verify", passed.bundle)
     assert code == 0
     assert passed.id in out
     assert "Compare its id" in err
-    code, out, err = cli(
-        monkeypatch, capsys, "verify", passed.bundle, "--key", passed.public, "--vault", vault
-    )
+    code, out, err = cli("verify", passed.bundle, "--key", passed.public, "--vault", vault)
     assert (code, err) == (0, "")
     assert "the vault is the one" in out
     run = Path(shutil.copytree(passed.run, tmp_path / "run"))
     flip(run / "result.json", -3)
-    code, _, err = cli(monkeypatch, capsys, "verify", passed.bundle, "--vault", run / "vault")
+    code, _, err = cli("verify", passed.bundle, "--vault", run / "vault")
     assert code == 3
     assert "result.json is not the file that the statement commits to" in err
 

@@ -23,11 +23,6 @@ pytestmark = pytest.mark.usefixtures("forked_processes")
 LOSS = {"name": "loss-threshold"}
 
 
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Shell:
-    return Shell(monkeypatch, capsys, tmp_path / "home")
-
-
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with one attack: gradients, so that a reconstruction applies."""
@@ -193,14 +188,11 @@ def test_attack_runs_one_cell_and_keeps_it(shell: Shell, done: Path) -> None:
     assert fdaudit.load(done).verify() == []
 
 
-def test_attack_prints_one_line_a_cell(shell: Shell, done: Path) -> None:
+def test_attack_prints_one_line_a_cell_and_takes_settings(shell: Shell, done: Path) -> None:
     code, out, _ = shell("attack", done, "loss-threshold", "--adversary", "world")
     assert code == 0
     (verdict,) = out.splitlines()
     assert verdict.startswith("world / loss-threshold: ")
-
-
-def test_attack_takes_settings(shell: Shell, done: Path) -> None:
     (cell,) = shell.json("attack", done, "loss-threshold", "--adversary", "world", "--set", "floor=0.25")
     assert cell["params"]["floor"] == 0.25
 

@@ -10,25 +10,28 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from fdaudit.protocols import REGISTRY
 from jsonschema import Draft202012Validator
 
 import fdaudit
 from fdaudit.cli.app import app
+from fdaudit.cli.explain import Explanation, explained, sections, sights, text, when
 from fdaudit.cli.options import GROUPS
 from fdaudit.errors import FdauditError
+from fdaudit.kinds import KINDS
+from fdaudit.registry import ProtocolCard
 from fdaudit.spec.schema import load_spec
+from fdaudit.transcript.messages import role
+from tests.helpers.run_cases import finished
 
 from ..helpers.cli_cases import Shell
+from ..helpers.protocol_cases import every_case, run, thorough_beyond_defaults
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Shell:
-    return Shell(monkeypatch, capsys, tmp_path / "home")
 
 
 def test_help_is_there_for_every_command(shell: Shell) -> None:
@@ -152,3 +155,146 @@ def test_an_interrupted_run_says_how_to_go_on(shell: Shell) -> None:
     assert err.startswith("fdaudit: interrupted; go on with: ")
     assert err.endswith(f"run {spec} --out here --no-report --resume\n")
     assert not (shell.home / "here" / "manifest.json").exists()
+
+
+# -- commands load only what they use ------------------------------------------------------------------------------
+
+
+HEAVY = (
+    "matplotlib",
+    "pandas",
+    "scipy.stats",
+    "sklearn",
+    "sympy",
+    "torch",
+    "torch._dynamo",
+    "torchmetrics",
+    "torchvision",
+)
+"""Libraries that a command waits for."""
+
+_PROGRAM = """
+import sys
+sys.argv[:1] = ["fdaudit"]
+from fdaudit.cli.app import main
+try:
+    main()
+finally:
+    print("loaded", *sorted(sys.modules), file=sys.stderr)
+"""
+
+
+def heavy_modules(code: int, *arguments: str) -> set[str]:
+    """Run a command in its own process, check its exit code, and return the heavy libraries that it loaded."""
+    command = [sys.executable, "-c", _PROGRAM, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == code, run.stderr[-2000:]
+    *_, loaded = (line for line in run.stderr.splitlines() if line.startswith("loaded "))
+    return set(HEAVY) & set(loaded.split())
+
+
+def test_a_refused_quickstart_loads_no_heavy_library(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    assert heavy_modules(2, "quickstart", "--out", str(tmp_path)) == set()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.thorough
+def test_commands_on_a_run_load_only_what_they_use(tmp_path: Path) -> None:
+    path = str(finished(tmp_path / "run"))
+    assert heavy_modules(0, "verify", path) == set()
+    assert heavy_modules(0, "report", path) == set()
+    assert heavy_modules(0, "ledger", path) == set()
+    assert heavy_modules(0, "attack", path, "loss-threshold") == {"torch"}
+
+
+@pytest.mark.thorough
+def test_the_compiler_is_loaded_by_a_command_that_stacks_models(tmp_path: Path) -> None:
+    """The rule for `attack` could not fail if nothing did."""
+    path = str(finished(tmp_path / "run", strategy="stacked"))
+    assert "torch._dynamo" in heavy_modules(0, "attack", path, "loss-threshold")
+
+
+# -- what is explained of a protocol is what it does ---------------------------------------------------------------
+
+
+def sees(card: ProtocolCard) -> dict[str, tuple[set[str], set[str], set[str]]]:
+    return {s.position: (set(s.receives), set(s.sends), set(s.asks)) for s in sights(card)}
+
+
+AGGREGATED = ProtocolCard(
+    name="aggregated",
+    source="none",
+    roles=("server", "aggregator", "client"),
+    messages=(
+        {"kind": "class_counts", "from": "client", "to": "aggregator", "what": "once"},
+        {"kind": "logits", "from": "client", "to": "aggregator", "what": "z", "when": {"share": "logits"}},
+        {"kind": "ensemble_labels", "from": "aggregator", "to": "server, client", "what": "their mean"},
+        {"kind": "ensemble_labels", "from": "aggregator", "to": "server", "what": "again"},
+    ),
+    trust=("The aggregator does not tell.",),
+    oracles=({"name": "crafted", "available_to": ("server",), "answers": ("soft",)},),
+    differences=(),
+    withholdable=("class_counts",),
+    heterogeneous=True,
+    needs_public=True,
+    pools_data=False,
+)
+
+
+def test_who_sees_what_is_read_off_the_messages() -> None:
+    assert sees(AGGREGATED) == {
+        "server": ({"ensemble_labels"}, set(), {"crafted"}),
+        "aggregator": ({"class_counts", "logits"}, {"ensemble_labels"}, set()),
+        "each client": ({"ensemble_labels"}, {"class_counts", "logits"}, set()),
+        "eavesdropper": ({"class_counts", "logits", "ensemble_labels"}, set(), set()),
+        "world": (set(), set(), set()),
+    }
+
+
+def test_who_sees_what_of_fedavg() -> None:
+    uploads = {"sample_count", "gradient", "model_update", "model_parameters", "optimizer_state"}
+    assert sees(REGISTRY.describe("fedavg")) == {
+        "server": (uploads, {"model_parameters"}, set()),
+        "aggregator": ({"sample_count", "model_update"}, {"model_update"}, set()),
+        "each client": ({"sample_count", "model_parameters"}, uploads, set()),
+        "eavesdropper": (uploads, set(), set()),
+        "world": ({"sample_count", "model_parameters"}, set(), {"released-model"}),
+    }
+
+
+@pytest.mark.parametrize("case", thorough_beyond_defaults(every_case()))
+def test_nobody_sees_more_than_is_explained(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    said = sees(REGISTRY.describe(case[0]))
+    for message in run(tmp_path / "run", *case).messages:
+        sender = role(message.sender)
+        assert message.kind in said["each client" if sender == "client" else sender][1]
+        for receiver in {role(r) for r in message.receivers}:
+            assert message.kind in said["each client" if receiver == "client" else receiver][0]
+        assert message.kind in said["eavesdropper"][0]
+
+
+@pytest.mark.parametrize("name", REGISTRY.names())
+def test_a_protocol_s_text_holds_everything_it_declares(name: str) -> None:
+    found = explained(name)
+    card, shown = REGISTRY.describe(name), text(found)
+    titles = [line for line in shown.splitlines() if line and not line.startswith(" ")]
+    assert {"Messages", "Roles", "Needs", "Who sees what", "Trust assumptions", "Source"} <= set(titles)
+    for message in card.declared_messages:
+        assert KINDS[message["kind"]].text in shown
+        assert when(message) in shown
+    for key in ("roles", "trust", "differences", "withholdable"):
+        assert all(item in shown for item in getattr(card, key))
+    assert all(o["name"] in shown for o in card.oracles)
+    assert found.plain()["sees"].keys() == sees(card).keys()
+
+
+def test_conditions_and_needs_are_said() -> None:
+    shown = text(Explanation(room="protocol", card=AGGREGATED, doc="A double."))
+    assert 'only with share: "logits"' in shown
+    assert "A network for each client; they may differ." in shown
+    assert "Public, unlabelled samples that every party holds." in shown
+    assert "Deviations" not in shown
+    marked = {s.title: s.items for s in sections(AGGREGATED, "`")}
+    assert marked["Can do without"] == ("`class_counts`",)
+    assert "aggregator: receives `class_counts`, `logits`; sends `ensemble_labels`" in marked["Who sees what"]

@@ -22,11 +22,6 @@ from ..helpers.warm import forked_attackers
 
 
 @pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Shell:
-    return Shell(monkeypatch, capsys, tmp_path / "home")
-
-
-@pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The classes of `examples/extras` in a package that nothing installs, and a network that fails."""
     package = tmp_path / "site" / "faulty"
@@ -66,11 +61,7 @@ def test_an_attack_s_cell_fails_with_its_line(shell: Shell, site: Path) -> None:
     ("file", "method", "changes"),
     [
         ("one_shot.py", "rounds", {"protocol": {"name": "import:faulty.one_shot:OneShot", "params": {}}}),
-        (
-            "sign.py",
-            "release",
-            {"defenses": [{"kind": "model_update", "name": "import:faulty.sign:Sign"}]},
-        ),
+        ("sign.py", "release", {"defenses": [{"kind": "model_update", "name": "import:faulty.sign:Sign"}]}),
     ],
 )
 def test_a_protocol_and_a_defence_fail_with_their_line(

@@ -21,14 +21,12 @@ from ..helpers.run_cases import finished, tree, write_spec
 GRID = {"sweep": 1, "base": {"clients": 2}, "protocols": [{"name": "fedavg"}], "seeds": [1]}
 
 
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Shell:
-    return Shell(monkeypatch, capsys, tmp_path / "home")
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return finished(tmp_path_factory.mktemp("refusals") / "run")
+
+
+EMPTY = "spec: 'file.yaml' is empty. Write `key: value` lines; `protocol` and `dataset` first."
 
 
 @pytest.mark.parametrize(
@@ -36,12 +34,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("run", GRID, "spec: 'file.yaml' is the grid of a sweep. Give it to `fdaudit sweep`."),
         ("sweep", small_spec(), "grid: 'file.yaml' is the spec of one run. Give it to `fdaudit run`."),
-        ("run", "", "spec: 'file.yaml' is empty. Write `key: value` lines; `protocol` and `dataset` first."),
-        (
-            "run",
-            "# later\n",
-            "spec: 'file.yaml' is empty. Write `key: value` lines; `protocol` and `dataset` first.",
-        ),
+        ("run", "", EMPTY),
+        ("run", "# later\n", EMPTY),
         ("sweep", "", "grid: 'file.yaml' is empty. Write `key: value` lines."),
     ],
 )

@@ -46,10 +46,7 @@ def test_only_the_named_cells_are_shown() -> None:
 
 
 @pytest.mark.usefixtures("forked_processes")
-def test_run_and_attack_print_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    shell = Shell(monkeypatch, capsys, tmp_path / "home")
+def test_run_and_attack_print_them(tmp_path: Path, shell: Shell) -> None:
     spec = shell.spec(attacks=[{"name": "loss-threshold"}])
     out, _ = shell.told("run", spec, "--out", "here", "--no-report", "--verbose")
     (line,) = [x for x in out.splitlines() if x.startswith("server / loss-threshold: ")]

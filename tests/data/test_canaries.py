@@ -125,7 +125,7 @@ def test_under_unit_client_one_fair_coin_decides_which_half_a_client_holds():
     assert binomtest(both, len(sets) // 2).pvalue > 0.001  # clients have coins of their own
 
 
-def test_splits_with_canaries_survive_safetensors_and_without_are_as_they_were():
+def test_splits_are_kept_whole_and_a_spec_without_canaries_gives_the_same_records(case):
     before, _, after = made()
     assert not any("canaries" in name for name in before.to_dict())
     named = after.to_dict()
@@ -133,20 +133,17 @@ def test_splits_with_canaries_survive_safetensors_and_without_are_as_they_were()
     back = load(save(named))
     assert back.keys() == named.keys()
     assert all(torch.equal(back[n], t) for n, t in named.items())
-
-
-@pytest.fixture(scope="module")
-def case():
-    return simulated_case(load_spec(small_spec(canaries={"count": 12, "kind": "noise"})), known(7))
-
-
-def test_a_spec_without_canaries_gives_the_records_that_it_gave(case):
     bare = simulated_case(load_spec(small_spec()), known(7))
     assert torch.equal(bare.records("client/1")[0], case.records("client/1")[0])
     x, y = case.records("client/0")
     ordinary = len(bare.records("client/0")[1])
     assert torch.equal(x[:ordinary], bare.records("client/0")[0])
     assert 0 < len(y) - ordinary < 12
+
+
+@pytest.fixture(scope="module")
+def case():
+    return simulated_case(load_spec(small_spec(canaries={"count": 12, "kind": "noise"})), known(7))
 
 
 def test_the_challenge_shows_canaries_in_an_order_that_tells_nothing(case, tmp_path):

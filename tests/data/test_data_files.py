@@ -15,26 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
-from fdaudit.data import load_dataset, make_splits
+from fdaudit.data import make_splits
 from fdaudit.data.raw import as_images, as_labels
 from fdaudit.errors import DataError
-from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec
+from fdaudit.spec.schema import PartitionSpec, SplitSpec
 
 from ..helpers.run_cases import stream
-
-
-def load(**fields):
-    return load_dataset(DatasetSpec(**fields), stream(0, "dataset"))
-
-
-def refusal(**fields):
-    with pytest.raises(DataError) as caught:
-        load(**fields)
-    error = caught.value
-    assert error.field.startswith("dataset")
-    assert error.problem
-    assert error.remedy
-    return error
+from .loading import Bomb, load, refusal
 
 
 def write_npz(path, **changes):
@@ -85,7 +72,7 @@ def test_npz_by_absolute_path_keeps_the_official_test_split_and_leaves_validatio
     assert "val_* arrays not read" in data.provenance
 
 
-def test_folder_has_one_class_a_sub_folder(tmp_path):
+def test_folders_are_read_and_what_systems_leave_is_ignored(tmp_path):
     write_folder(tmp_path / "pets", sizes=((8, 6), (8, 6)), modes=("RGB", "L"))
     (tmp_path / "pets" / "LICENSE").write_text("beside the classes: not read")
     (tmp_path / "pets" / "cats" / ".DS_Store").write_bytes(b"hidden: not read")
@@ -93,20 +80,16 @@ def test_folder_has_one_class_a_sub_folder(tmp_path):
     assert data.input_shape == (3, 6, 8)
     assert data.y.tolist() == [0, 0, 1, 1]
     assert (data.x[2, :, 0, 0] * 255).round().tolist() == [10, 20, 30]
+    root = write_folder(tmp_path / "images")
+    (root / "cats").rename(root / "big\ncats")
+    assert load(name=f"folder:{root}").class_names == ("big?cats", "dogs")
+    assert load(name="digits").class_names == ()
 
 
 def test_a_folder_of_grey_images_stays_grey_and_unlike_sizes_are_fitted(tmp_path):
     write_folder(tmp_path, sizes=((8, 8), (20, 10)), modes=("L", "1"))
     assert load(name=f"folder:{tmp_path}", image_size=12).input_shape == (1, 12, 12)
     assert refusal(name=f"folder:{tmp_path}").field == "dataset.image_size"
-
-
-class _Bomb:
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.marker),)
 
 
 _IMAGES = np.random.default_rng(0).random((20, 8, 8))
@@ -165,7 +148,7 @@ def test_things_that_are_no_npz_archive(tmp_path):
     with (tmp_path / "bare.npz").open("wb") as file:
         np.save(file, np.zeros(3))
     marker = tmp_path / "was_here"
-    (tmp_path / "pickle.npz").write_bytes(pickle.dumps(_Bomb(marker)))
+    (tmp_path / "pickle.npz").write_bytes(pickle.dumps(Bomb(marker)))
     for name in ("bare", "pickle"):
         assert "npz" in str(refusal(name=f"npz:{name}.npz", root=str(tmp_path)))
     assert not marker.exists()
@@ -179,12 +162,6 @@ def test_a_relative_path_cannot_leave_the_root(tmp_path):
     (root / "link.npz").symlink_to(tmp_path / "outside.npz")
     for name in ("npz:../outside.npz", "npz:link.npz", "folder:.."):
         assert "leaves the data folder" in str(refusal(name=name, root=str(root)))
-
-
-def test_an_empty_class_folder(tmp_path):
-    write_folder(tmp_path)
-    (tmp_path / "eels").mkdir()
-    assert "empty class folder" in str(refusal(name=f"folder:{tmp_path}"))
 
 
 @pytest.mark.parametrize("kind", ["file", "class"])
@@ -223,12 +200,15 @@ def test_things_that_are_no_images(tmp_path, name, content):
     assert name in str(refusal(name=f"folder:{tmp_path}"))
 
 
-def test_formats_outside_the_closed_list_are_refused_though_pillow_reads_them(tmp_path):
+def test_formats_outside_the_closed_list_and_empty_folders_are_refused(tmp_path):
     write_folder(tmp_path)
     file = tmp_path / "cats" / "x.tga"
     Image.new("L", (8, 8)).save(file)
     Image.open(file).close()
     assert "no readable image" in str(refusal(name=f"folder:{tmp_path}"))
+    file.unlink()
+    (tmp_path / "eels").mkdir()
+    assert "empty class folder" in str(refusal(name=f"folder:{tmp_path}"))
 
 
 def test_images_cut_short_deep_or_palettised(tmp_path):
@@ -352,13 +332,6 @@ def test_medmnist_files(file, shape, classes):
     assert data.input_shape == shape
     assert data.classes == classes
     assert data.test_x is not None
-
-
-def test_folders_names_are_the_classes_names(tmp_path):
-    root = write_folder(tmp_path / "images")
-    (root / "cats").rename(root / "big\ncats")
-    assert load(name=f"folder:{root}").class_names == ("big?cats", "dogs")
-    assert load(name="digits").class_names == ()
 
 
 @pytest.mark.parametrize("beyond", [np.float32(1.0000001), np.float64(1 + 5e-7), np.float32(-2e-7)])

@@ -21,20 +21,7 @@ from fdaudit.rng import SecretStream, child
 from fdaudit.spec.schema import DatasetSpec
 
 from ..helpers.run_cases import stream
-
-
-def load(**fields):
-    return load_dataset(DatasetSpec(**fields), stream(0, "dataset"))
-
-
-def refusal(**fields):
-    with pytest.raises(DataError) as caught:
-        load(**fields)
-    error = caught.value
-    assert error.field.startswith("dataset")
-    assert error.problem
-    assert error.remedy
-    return error
+from .loading import Bomb, load, refusal
 
 
 def idx(array):
@@ -57,7 +44,7 @@ def write_mnist(root, folder="MNIST", prefixes=("train", "t10k"), n=12, labels=N
 # What loads
 
 
-def test_digits_are_scikit_learns_scaled_to_the_unit_interval():
+def test_digits_are_scikit_learns_scaled_padded_and_thresholded() -> None:
     data = load()
     assert data.x.shape == (1797, 1, 8, 8)
     assert data.x.dtype == torch.float32
@@ -67,13 +54,14 @@ def test_digits_are_scikit_learns_scaled_to_the_unit_interval():
     assert data.x.max() == 1.0
     # First row of the first image, as published by UCI: 0 0 5 13 9 1 0 0 of 16.
     assert (data.x[0, 0, 0] * 16).tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
-
-
-def test_digits_are_zero_padded_centrally():
     small, large = load(), load(image_size=16)
     assert large.input_shape == (1, 16, 16)
     assert torch.equal(large.x[:, :, 4:12, 4:12], small.x)
     assert large.x.sum(dtype=torch.float64) == small.x.sum(dtype=torch.float64)
+    plain = load_dataset(DatasetSpec(name="digits"), SecretStream(b"x" * 16, "d"))
+    bare = load_dataset(DatasetSpec(name="digits", threshold=0.0), SecretStream(b"x" * 16, "d"))
+    assert torch.equal(bare.x, (plain.x > 0).float())
+    assert bare.x.mean() > plain.x.mean()
 
 
 @pytest.mark.thorough
@@ -200,26 +188,20 @@ def test_idx_labels_that_do_not_match(tmp_path):
     assert "10 classes" in str(refusal(name="mnist", root=str(tmp_path)))
 
 
-def test_a_processed_file_beside_the_raw_ones_is_never_loaded(tmp_path):
+def test_files_beside_the_expected_ones_are_never_loaded(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "MNIST" / "processed").mkdir()
     for name in ("training.pt", "test.pt"):
         (tmp_path / "MNIST" / "processed" / name).write_bytes(b"not for torch.load")
     assert len(load(name="mnist", root=str(tmp_path)).y) == 12
-
-
-class _Bomb:
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.marker),)
+    (tmp_path / "train_32x32.mat").write_bytes(b"MATLAB 5.0 MAT-file")
+    refusal(name="svhn", root=str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_a_strangers_pickle_is_never_opened(tmp_path, name):
     marker = tmp_path / "was_here"
-    payload = pickle.dumps(_Bomb(marker))
+    payload = pickle.dumps(Bomb(marker))
     folder = tmp_path / ("cifar-10-batches-py" if name == "cifar10" else "cifar-100-python")
     folder.mkdir()
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta", "train", "test", "meta"]
@@ -229,11 +211,6 @@ def test_a_strangers_pickle_is_never_opened(tmp_path, name):
     assert not marker.exists()
     pickle.loads(payload)  # the bomb is live: it is the integrity check that kept it from going off
     assert marker.exists()
-
-
-def test_an_altered_svhn_file_is_refused(tmp_path):
-    (tmp_path / "train_32x32.mat").write_bytes(b"MATLAB 5.0 MAT-file")
-    refusal(name="svhn", root=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -289,10 +266,3 @@ def test_origins_do_not_depend_on_size_type_or_copies_of_grey():
         for size in (None, 6, 20)
     ]
     assert all(torch.equal(d.origins, sizes[0].origins) for d in sizes)
-
-
-def test_a_threshold_makes_pixels_black_or_white() -> None:
-    plain = load_dataset(DatasetSpec(name="digits"), SecretStream(b"x" * 16, "d"))
-    bare = load_dataset(DatasetSpec(name="digits", threshold=0.0), SecretStream(b"x" * 16, "d"))
-    assert torch.equal(bare.x, (plain.x > 0).float())
-    assert bare.x.mean() > plain.x.mean()

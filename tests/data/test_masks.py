@@ -43,14 +43,11 @@ def test_a_file_of_masks_loads_as_segmentation_with_objects_sites_and_pictures(t
     assert torch.equal(data.pictures, torch.arange(40) // 2)
 
 
-def test_sites_are_numbered_by_their_images_and_equal_ones_by_name(tmp_path):
+def test_sites_are_numbered_by_their_images_and_may_be_absent(tmp_path):
     # Twenty pictures in turn: b and a have seven each, c has six.
     data = load(write_masks(tmp_path / "m.npz"))
     assert data.sites[:6].tolist() == [1, 1, 0, 0, 2, 2]
     assert "sites, the largest first: a, b, c" in data.provenance
-
-
-def test_sites_and_pictures_may_be_absent(tmp_path):
     images, objects = discs(12)
     np.savez(tmp_path / "m.npz", images=images, instances=objects)
     data = load(tmp_path / "m.npz")
@@ -88,14 +85,11 @@ def test_a_file_of_another_layout_is_refused(tmp_path, changed, message):
         load(tmp_path / "m.npz")
 
 
-def test_pickled_masks_are_refused(tmp_path):
+def test_files_of_masks_that_are_none_are_refused(tmp_path):
     images, _ = discs(6)
     np.savez(tmp_path / "m.npz", images=images, instances=np.array([object()] * 6))
     with pytest.raises(DataError, match="no readable npz file of plain arrays"):
         load(tmp_path / "m.npz")
-
-
-def test_an_absent_file_of_masks_is_refused(tmp_path):
     with pytest.raises(DataError, match="names no file"):
         load(tmp_path / "none.npz")
 
@@ -103,7 +97,7 @@ def test_an_absent_file_of_masks_is_refused(tmp_path):
 # -- size -------------------------------------------------------------------------------------------------------
 
 
-def test_fitted_masks_stay_on_the_objects_of_fitted_images():
+def test_fitted_masks_stay_on_their_objects_and_hold_no_new_number() -> None:
     for side, size in ((16, 24), (48, 16)):
         images, objects = discs(8, side=side, noise=0)
         x = fit(torch.from_numpy(images)[:, None], size)[:, 0]
@@ -111,9 +105,6 @@ def test_fitted_masks_stay_on_the_objects_of_fitted_images():
         # An object's pixels are 0.8, the background's 0.2, padding 0: only edges of shrunk objects are between.
         assert ((x > 0.5).long() == masks).double().mean() > 0.97
         assert masks.shape == x.shape
-
-
-def test_fitted_masks_hold_no_number_that_was_not_there():
     numbers = torch.tensor([0, 7])[torch.from_numpy(discs(4, side=50)[1] > 0).long()]
     assert set(fit_masks(numbers, 17).unique().tolist()) == {0, 7}
 
@@ -147,7 +138,7 @@ def test_by_site_each_client_holds_one_site_and_no_other_site_is_used():
         assert set(data.sites[rows].tolist()) == {0, 1}
 
 
-def test_a_candidate_is_the_only_used_record_of_its_picture():
+def test_pairs_of_pictures_are_decided_by_a_fair_coin_of_their_own() -> None:
     data = made(90, each=3)
     for client in split(data).clients:
         for rows in (client.members, client.non_members):
@@ -155,9 +146,6 @@ def test_a_candidate_is_the_only_used_record_of_its_picture():
             shared = torch.isin(data.pictures[client.train], data.pictures[rows])
             assert set(client.train[shared].tolist()) <= set(client.members.tolist())
         assert set(client.members.tolist()) <= set(client.train.tolist())
-
-
-def test_a_fair_coin_decides_about_each_pair_of_pictures():
     data = made(40)
     firsts = [
         bool(c.members[0] < c.non_members[0]) for seed in range(100) for c in split(data, seed=seed).clients
@@ -170,11 +158,6 @@ def test_only_masks_sites_and_pictures_decide_the_splits():
     other = made(40, noise=0.2)
     a, b = (split(d).to_dict() for d in (data, other))
     assert all(torch.equal(a[name], b[name]) for name in a)
-
-
-def test_a_client_with_one_picture_has_no_pairs():
-    with pytest.raises(DataError, match="has no two pictures"):
-        split(made(12, each=3), shares=SplitSpec(test=0.2, proxy=0, auxiliary=0))
 
 
 def test_the_class_table_counts_pixels():
@@ -193,18 +176,14 @@ def test_rules_by_class_are_refused_for_masks(rule):
         split(made(40), rule=PartitionSpec(**rule))
 
 
-def test_more_clients_than_sites_are_refused():
+def test_splits_that_masks_do_not_allow_are_refused() -> None:
     with pytest.raises(DataError, match="is more than the 2 sites"):
         split(made(40), clients=3)
-
-
-def test_by_site_is_refused_without_sites():
     digits = load_dataset(DatasetSpec(), stream(0, "dataset"))
     with pytest.raises(SpecError, match="needs a dataset with sites"):
         split(digits)
-
-
-def test_canaries_are_refused_for_masks():
     data = made(40)
     with pytest.raises(SpecError, match="its labels are masks"):
         insert_canaries(data, split(data), CanarySpec(clients=(0,)), lambda _: stream(0, "canaries"))
+    with pytest.raises(DataError, match="has no two pictures"):
+        split(made(12, each=3), shares=SplitSpec(test=0.2, proxy=0, auxiliary=0))

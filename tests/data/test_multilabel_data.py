@@ -57,11 +57,13 @@ def test_composed_images_hold_each_digit_once_and_labels_say_which():
         assert set(y.nonzero().flatten().tolist()) == {label_of[tuple(q.tolist())] for q in quarters}
 
 
-def test_the_composition_does_not_depend_on_the_seed_of_the_run():
+def test_the_composition_has_no_seed_and_unknown_labels_are_kept(tmp_path):
     other = load_dataset(DatasetSpec(name="digits-multilabel"), stream(1, "dataset"))
     assert other.sha256() == COMPOSED.sha256()
     assert len(load(name="digits-multilabel", limit=100).y) == 100
     assert load(name="digits-multilabel", image_size=20).input_shape == (1, 20, 20)
+    labels = np.random.default_rng(0).integers(-1, 2, (20, 3))
+    assert load(name=write(tmp_path / "d.npz", labels)).y.tolist() == labels.tolist()
 
 
 # -- npz:FILE -------------------------------------------------------------------------------------------------
@@ -90,11 +92,6 @@ def test_chestmnist_layout(tmp_path, dtype):
     # A class that occurs nowhere keeps its column: C is the layout's, not the data's.
     labels[:, 13] = 0
     assert load(name=write(tmp_path / "d.npz", labels)).classes == 14
-
-
-def test_unknown_labels_are_kept(tmp_path):
-    labels = np.random.default_rng(0).integers(-1, 2, (20, 3))
-    assert load(name=write(tmp_path / "d.npz", labels)).y.tolist() == labels.tolist()
 
 
 @pytest.mark.parametrize(
@@ -191,12 +188,17 @@ def test_records_of_one_class_are_shared_out_under_that_class():
     assert sum(larger) / len(larger) == pytest.approx(0.941, abs=0.03)
 
 
-def test_by_class_is_refused():
+def test_what_several_labels_do_not_allow_is_refused() -> None:
     with pytest.raises(SpecError, match="belongs to several classes") as caught:
         partition(COMPOSED.y, 4, BY_CLASS, stream(0, "partition"), 10)
     assert caught.value.field == "partition.name"
     with pytest.raises(SpecError, match="Use 'iid' or 'dirichlet'"):
         make_splits(COMPOSED, 4, BY_CLASS, SplitSpec(), stream(0, "splits"))
+    y = torch.zeros(60, 2, dtype=torch.int64)
+    y[0] = 1
+    with pytest.raises(DataError, match="no class both occurs and is absent") as caught:
+        make_splits(made(y), 2, PartitionSpec(), SplitSpec(), stream(1, "splits"))
+    assert caught.value.field == "splits.test"
 
 
 # -- splits ---------------------------------------------------------------------------------------------------
@@ -270,11 +272,3 @@ def test_a_classifier_on_raw_inputs_cannot_tell_members_from_non_members():
         low, high = binomtest(won, n - half).proportion_ci(0.99)
         assert (low > 0.6) if told else (low < 0.5 < high)
     assert n > 350
-
-
-def test_test_records_must_show_a_class_both_ways():
-    y = torch.zeros(60, 2, dtype=torch.int64)
-    y[0] = 1
-    with pytest.raises(DataError, match="no class both occurs and is absent") as caught:
-        make_splits(made(y), 2, PartitionSpec(), SplitSpec(), stream(1, "splits"))
-    assert caught.value.field == "splits.test"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fdaudit.config import validate
 from fdaudit.data import class_table, partition
+from fdaudit.data.resize import fit
+from fdaudit.data.stratify import apportion, stratified_draw
 from fdaudit.errors import DataError, SpecError
+from fdaudit.rng import child
 from fdaudit.spec.schema import PartitionSpec
 
 from ..helpers.run_cases import stream
@@ -86,15 +90,11 @@ def test_iid_sizes_differ_by_at_most_one_and_classes_mix():
     assert (class_table(y, parts, CLASSES) - expected).abs().max() < 5 * expected**0.5
 
 
-def test_dirichlet_tends_to_equal_shares_as_alpha_grows():
+def test_dirichlet_shares_are_equal_or_single_at_the_limits_of_alpha() -> None:
     y = torch.arange(6000) % CLASSES
     spec = PartitionSpec(name="dirichlet", alpha=1e8)
     table = class_table(y, partition(y, 5, spec, stream(0, "p"), CLASSES), CLASSES)
     assert (table - 200).abs().max() <= 1
-
-
-def test_dirichlet_tends_to_one_holder_a_class_as_alpha_vanishes():
-    y = torch.arange(6000) % CLASSES
     spec = PartitionSpec(name="dirichlet", alpha=1e-6)
     with pytest.raises(DataError, match="fewer than 1"):
         partition(y, 30, spec, stream(0, "p"), CLASSES)
@@ -121,36 +121,23 @@ def test_only_labels_and_the_generator_decide():
         assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+def by_class(classes: int) -> PartitionSpec:
+    return PartitionSpec(name="by-class", classes_per_client=classes)
+
+
 @pytest.mark.parametrize(
     ("y", "clients", "spec", "words"),
     [
         (torch.zeros(3, dtype=torch.int64), 4, PartitionSpec(), "leaves client/3 with 0 of 3"),
         (torch.zeros(3, dtype=torch.int64), 0, PartitionSpec(), "not a number of clients"),
-        (
-            torch.tensor([0, 0, 1, 1]),
-            2,
-            PartitionSpec(name="by-class", classes_per_client=3),
-            "exceeds the 2 classes",
-        ),
-        (
-            torch.tensor([0, 0, 0, 1]),
-            4,
-            PartitionSpec(name="by-class", classes_per_client=2),
-            "share the 3 records of class 0",
-        ),
+        (torch.tensor([0, 0, 1, 1]), 2, by_class(3), "exceeds the 2 classes"),
+        (torch.tensor([0, 0, 0, 1]), 4, by_class(2), "share the 3 records of class 0"),
     ],
 )
 def test_impossible_partitions(y, clients, spec, words):
     with pytest.raises(DataError, match=words) as caught:
         partition(y, clients, spec, stream(0, "p"), CLASSES)
     assert caught.value.remedy
-
-
-def test_a_client_below_the_minimum_is_refused():
-    y = torch.arange(12) % CLASSES
-    partition(y, 4, PartitionSpec(), stream(0, "p"), CLASSES, minimum=3)
-    with pytest.raises(DataError, match="fewer than 4"):
-        partition(y, 4, PartitionSpec(), stream(0, "p"), CLASSES, minimum=4)
 
 
 @pytest.mark.parametrize(
@@ -187,15 +174,76 @@ def test_a_capped_draw_gives_nothing_more_to_who_has_an_even_share() -> None:
     assert refused > 10
 
 
-def test_shares_are_drawn_until_everybody_has_enough() -> None:
+def test_shares_are_drawn_until_everybody_has_enough_or_refused() -> None:
     y = torch.arange(600) % 3
     spec = PartitionSpec(name="dirichlet", alpha=0.1, least=60)
     assert min(map(len, partition(y, 4, spec, stream(1, "partition"), 3))) >= 60
     with pytest.raises(DataError, match="was not reached by each of 4 clients"):
         partition(y, 4, spec.model_copy(update={"least": 200}), stream(1, "partition"), 3)
+    y = torch.arange(12) % CLASSES
+    partition(y, 4, PartitionSpec(), stream(0, "p"), CLASSES, minimum=3)
+    with pytest.raises(DataError, match="fewer than 4"):
+        partition(y, 4, PartitionSpec(), stream(0, "p"), CLASSES, minimum=4)
 
 
 @pytest.mark.parametrize("field", [{"capped": True}, {"least": 5}])
 def test_settings_of_a_draw_belong_to_a_draw(field: dict[str, object]) -> None:
     with pytest.raises(SpecError, match="does not belong to partition 'iid'"):
         validate(PartitionSpec, {"name": "iid", **field}, "partition")
+
+
+# -- shares in proportion, and images brought to one size ----------------------------------------------------------
+
+
+@given(
+    h=st.integers(1, 12),
+    w=st.integers(1, 12),
+    size=st.integers(1, 16),
+    level=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_fit_gives_the_size_and_keeps_flat_grey_flat(h, w, size, level):
+    out = fit(torch.full((2, 3, h, w), level), size)
+    assert out.shape == (2, 3, size, size)
+    inside = out[out > 0] if level else out
+    assert torch.allclose(inside, torch.full_like(inside, level), atol=1e-6)
+    if max(h, w) <= size:
+        assert out.sum() == pytest.approx(2 * 3 * h * w * level)
+
+
+def test_fit_shrinks_as_averaging_does():
+    x = torch.rand(1, 1, 8, 8, generator=child(0, "x"))
+    # Antialiased bilinear shrinking preserves the mean up to the borders; a checkerboard turns grey.
+    board = (torch.arange(16)[:, None] + torch.arange(16)[None, :]).remainder(2).float()[None, None]
+    assert fit(board, 4)[..., 1:3, 1:3].sub(0.5).abs().max() < 0.01
+    assert torch.equal(fit(x, 8), x)
+    assert torch.equal(fit(x, 10), F.pad(x, (1, 1, 1, 1)))
+
+
+@given(weights=st.lists(st.integers(0, 50), min_size=1, max_size=8), share=st.floats(0, 1))
+def test_apportion_sums_up_and_stays_within_one_of_the_quota(weights, share):
+    total = int(share * sum(weights))
+    shares = apportion(total, weights)
+    assert sum(shares) == total
+    for got, weight in zip(shares, weights, strict=True):
+        assert got <= weight
+        assert abs(got - total * weight / max(sum(weights), 1)) < 1
+
+
+@given(weights=st.lists(st.integers(1, 50), min_size=1, max_size=8), share=st.floats(0, 1))
+def test_apportion_respects_caps(weights, share):
+    caps = [w // 2 for w in weights]
+    total = int(share * sum(caps))
+    shares = apportion(total, weights, caps)
+    assert sum(shares) == total
+    assert all(got <= cap for got, cap in zip(shares, caps, strict=True))
+    with pytest.raises(ValueError, match="sum of the caps"):
+        apportion(sum(caps) + 1, weights, caps)
+
+
+@given(y=st.lists(st.integers(0, 4), min_size=1, max_size=60), share=st.floats(0, 1), seed=st.integers(0, 99))
+def test_stratified_draw_splits_into_two(y, share, seed):
+    labels = torch.tensor(y)
+    total = int(share * len(y))
+    drawn, rest = stratified_draw(labels, total, 5, stream(seed, "draw"))
+    assert len(drawn) == total
+    assert sorted([*drawn.tolist(), *rest.tolist()]) == list(range(len(y)))

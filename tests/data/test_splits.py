@@ -14,14 +14,21 @@ from scipy.stats import binomtest, chisquare
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold, cross_val_predict
 
+import fdaudit
 from fdaudit.config import validate
 from fdaudit.data import Dataset, load_dataset, make_splits
 from fdaudit.data import test_xy as xy_of_test
+from fdaudit.data.public import shifted_copies
 from fdaudit.errors import DataError, SpecError
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
-from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec
+from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec, load_spec
+from fdaudit.storage.files import decode
+from fdaudit.testing.specs import small_spec
+from fdaudit.transcript.log import read_log
+from fdaudit.transcript.payloads import read_payload
 
-from ..helpers.run_cases import stream
+from ..helpers.run_cases import known, stream
 
 DIGITS = load_dataset(DatasetSpec(), stream(0, "dataset"))
 SPECS = [
@@ -57,13 +64,17 @@ def check_structure(dataset, splits, own_test=False):
 
 
 @pytest.mark.parametrize("partition", SPECS, ids=lambda s: s.name)
-def test_all_sets_are_disjoint_and_cover_the_data(partition):
+def test_sets_are_disjoint_cover_the_data_and_do_not_depend_on_images(partition) -> None:
     splits = digits_splits(partition=partition)
     together = check_structure(DIGITS, splits)
     # By class 4 clients hold 8 of 10 classes; the other two are left over.
     assert (len(together) == len(DIGITS.y)) == (partition.name != "by-class")
     assert len(splits.test) == round(0.2 * 1797)
     assert len(splits.proxy) == len(splits.auxiliary) == round(0.1 * 1797)
+    altered = replace(DIGITS, x=1.0 - DIGITS.x)
+    one = digits_splits(partition=partition).to_dict()
+    other = make_splits(altered, 4, partition, SplitSpec(), stream(0, "splits")).to_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,20 +114,16 @@ def test_held_out_sets_and_pairs_keep_the_classes_in_proportion():
         assert (torch.bincount(DIGITS.y[client.members]) - quota).abs().max() < 1
 
 
-def test_the_same_generator_state_gives_the_same_splits():
+def test_splits_are_the_generators_and_survive_safetensors() -> None:
     one, same, other = (digits_splits(seed).to_dict() for seed in (0, 0, 1))
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not all(
         torch.equal(one[name], other[name]) for name in one if one[name].shape == other[name].shape
     )
-
-
-@pytest.mark.parametrize("partition", SPECS, ids=lambda s: s.name)
-def test_altering_images_alters_no_index(partition):
-    altered = replace(DIGITS, x=1.0 - DIGITS.x)
-    one = digits_splits(partition=partition).to_dict()
-    other = make_splits(altered, 4, partition, SplitSpec(), stream(0, "splits")).to_dict()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    splits = digits_splits(clients=11)
+    back = load(save(splits.to_dict()))
+    assert back.keys() == splits.to_dict().keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in splits.to_dict().items())
 
 
 def test_coins_are_fair_and_independent():
@@ -154,14 +161,11 @@ def pair_order_won(x, splits):
     return int((scores[:n] > scores[n:]).sum()), n
 
 
-def test_a_classifier_on_raw_inputs_cannot_tell_members_from_non_members():
+def test_a_classifier_on_raw_inputs_tells_only_halves_that_differ() -> None:
     won, n = pair_order_won(DIGITS.x, digits_splits(clients=2, candidates=250))
     interval = binomtest(won, n).proportion_ci(confidence_level=0.99, method="exact")
     assert n == 500
     assert interval.low < 0.5 < interval.high
-
-
-def test_the_same_classifier_does_tell_halves_that_differ():
     splits = digits_splits(clients=2, candidates=250)
     x = DIGITS.x.clone()
     x[torch.cat([c.members for c in splits.clients])] *= 0.8
@@ -178,7 +182,7 @@ def test_an_official_test_split_is_used_whole():
     assert sum(len(c.train) + len(c.non_members) for c in splits.clients) == 80
 
 
-def test_too_few_records_give_fewer_pairs_and_none_is_an_error():
+def test_too_few_records_and_impossible_fractions_are_errors() -> None:
     splits = make_splits(made(torch.arange(60) % 2, 2), 2, SPECS[0], SplitSpec(), stream(0, "splits"))
     assert all(0 < len(c.members) <= 18 // 2 for c in splits.clients)
     with pytest.raises(DataError, match="no two records of one class") as caught:
@@ -188,9 +192,6 @@ def test_too_few_records_give_fewer_pairs_and_none_is_an_error():
     assert len(none.clients[0].members) == 0
     with pytest.raises(DataError, match="no test record"):
         make_splits(made([0, 1, 0, 1], 2), 1, SPECS[0], SplitSpec(test=0.0), stream(0, "splits"))
-
-
-def test_fractions_must_leave_something():
     with pytest.raises(SpecError, match="leaves the clients nothing"):
         validate(SplitSpec, {"test": 0.5, "proxy": 0.3, "auxiliary": 0.2}, "splits")
     with pytest.raises(SpecError) as caught:
@@ -198,8 +199,63 @@ def test_fractions_must_leave_something():
     assert caught.value.field == "splits.candidates"
 
 
-def test_splits_survive_safetensors():
-    splits = digits_splits(clients=11)
-    back = load(save(splits.to_dict()))
-    assert back.keys() == splits.to_dict().keys()
-    assert all(torch.equal(back[name], tensor) for name, tensor in splits.to_dict().items())
+# -- copies of the public samples ----------------------------------------------------------------------------------
+
+
+def test_the_first_copies_are_the_images_and_the_others_are_shifted_by_up_to_an_eighth():
+    x = torch.rand(40, 2, 16, 24, generator=child(0, "x")) + 0.1
+    made = shifted_copies(x, 3)
+    assert torch.equal(made[:40], x)
+    seen = set()
+    for number, image in enumerate(made[40:]):
+        filled = (image[0] > 0).nonzero()
+        (top, left), (bottom, right) = filled.min(0).values, filled.max(0).values
+        rows, columns = int(bottom - top) + 1, int(right - left) + 1
+        down = int(top) if top > 0 else rows - 16
+        along = int(left) if left > 0 else columns - 24
+        assert abs(down) <= 2
+        assert abs(along) <= 3
+        seen.add((down, along))
+        whole = x[number % 40]
+        kept = whole[:, max(-down, 0) : 16 - max(down, 0), max(-along, 0) : 24 - max(along, 0)]
+        assert torch.equal(image[:, top : bottom + 1, left : right + 1], kept)
+    assert len(seen) > 10
+    assert torch.equal(made, shifted_copies(x, 3))
+
+
+def test_one_copy_is_the_public_samples_as_they_are():
+    x = torch.rand(5, 1, 8, 8, generator=child(0, "x"))
+    assert torch.equal(shifted_copies(x, 1), x)
+
+
+def test_every_copy_is_answered(tmp_path):
+    kd = {
+        "name": "fedkd",
+        "params": {"local_steps": 2, "distill_rounds": 1, "distill_steps": 1, "levels": None},
+    }
+    spec = small_spec(
+        protocol=kd, public_copies=4, splits={"proxy": 0.2, "candidates": 4}, adversaries=["aggregator"]
+    )
+    made = fdaudit.run(spec, tmp_path / "run")
+    case = simulated_case(load_spec(spec), known(0))
+    assert len(made.case.public) == len(case.public) == 4 * len(made.case.splits.proxy)
+    folder = tmp_path / "run" / "transcript"
+    sent = [m for m in read_log(folder).messages if m.kind == "logits"]
+    assert sent
+    assert {len(decode(read_payload(folder, m))["values"]) for m in sent} == {len(made.case.public)}
+
+
+def test_texts_are_not_shifted(tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text(
+        "text,label\n" + "".join(f"some words {i},{i % 2}\n" for i in range(60)), encoding="utf-8"
+    )
+    spec = small_spec(
+        dataset={"name": f"text:{table}", "length": 4},
+        model={"name": "transformer", "params": {"width": 8}},
+        protocol={"name": "fedkd", "params": {}},
+        splits={"proxy": 0.3, "candidates": 2},
+        public_copies=2,
+    )
+    with pytest.raises(SpecError, match="shifts images"):
+        simulated_case(load_spec(spec), known(0))

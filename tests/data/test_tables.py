@@ -24,14 +24,9 @@ from fdaudit.tasks import TABLE
 from fdaudit.tasks.columns import OTHER, Column, cells_of, shown_cell, spans, width_of
 
 from ..helpers.table_cases import table_rows, write_table
+from .loading import written
 
 GOOD = "age,colour,label\n40,red,yes\n20,blue,no\n30,red,no\n50,green,yes\n"
-
-
-def written(folder, content, name="a.csv"):
-    path = folder / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 def read(folder, content, name="a.csv", **described):
@@ -77,17 +72,25 @@ def test_csv_npz_and_a_frame_hold_the_same_rows(tmp_path):
         assert csv.columns == other.columns
 
 
-def test_a_matrix_of_an_npz_file_is_a_column_for_each_place(tmp_path):
+def test_columns_of_a_matrix_are_numbered_and_may_be_thousands(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.arange(12.0).reshape(6, 2), label=np.arange(6) % 2)
     data = loaded(tmp_path / "a.npz")
     assert [c.name for c in data.columns] == ["x 0", "x 1"]
     assert data.x[1].tolist() == [2, 3]
+    np.savez(tmp_path / "a.npz", x=np.zeros((12, 3000)), label=np.arange(12) % 2)
+    assert loaded(tmp_path / "a.npz").x.shape == (12, 3000)
 
 
-def test_pickled_arrays_are_refused(tmp_path):
+def test_what_holds_no_plain_values_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.array([{}, []], dtype=object), label=np.arange(2))
     with pytest.raises(DataError, match="pickled objects are refused"):
         loaded(tmp_path / "a.npz")
+    with pytest.raises(DataError, match=r"is no \.csv, \.tsv, \.npz or \.parquet file"):
+        read(tmp_path, GOOD, "a.xlsx")
+    with pytest.raises(DataError, match="has a list in column 'a'"):
+        sheet_of_frame(pd.DataFrame({"a": [[1], [2]], "label": [0, 1]}), "a.parquet")
+    with pytest.raises(DataError, match=r"dataset\.label: .* does not belong to images"):
+        load_dataset(DatasetSpec(name="digits", label="digit"), SecretStream(b"0" * 16, "tables"))
 
 
 def test_a_spec_names_the_label_and_describes_columns(tmp_path):
@@ -185,11 +188,6 @@ def test_a_column_of_two_kinds_is_refused(wrong):
         ColumnSpec(**wrong)
 
 
-def test_fields_of_tables_are_refused_for_images():
-    with pytest.raises(DataError, match=r"dataset\.label: .* does not belong to images"):
-        load_dataset(DatasetSpec(name="digits", label="digit"), SecretStream(b"0" * 16, "tables"))
-
-
 def test_sizes_are_bounded_before_a_table_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("FDAUDIT_MOST_TABLE_BYTES", "20")
     with pytest.raises(DataError, match="FDAUDIT_MOST_TABLE_BYTES raises that"):
@@ -207,16 +205,6 @@ def test_one_hot_rows_that_would_fill_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("FDAUDIT_MOST_DATA_BYTES", "50")
     with pytest.raises(DataError, match="FDAUDIT_MOST_DATA_BYTES raises that"):
         read(tmp_path, GOOD)
-
-
-def test_another_type_of_file_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"is no \.csv, \.tsv, \.npz or \.parquet file"):
-        read(tmp_path, GOOD, "a.xlsx")
-
-
-def test_thousands_of_columns_are_read(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.zeros((12, 3000)), label=np.arange(12) % 2)
-    assert loaded(tmp_path / "a.npz").x.shape == (12, 3000)
 
 
 # -- Parquet -------------------------------------------------------------------------------------------------------
@@ -255,23 +243,15 @@ def pyarrow(monkeypatch):
     return frame
 
 
-def test_parquet_with_pyarrow_is_read_as_a_frame(tmp_path, pyarrow):
+def test_parquet_with_pyarrow_is_read_as_a_frame_within_its_footers_bounds(tmp_path, pyarrow, monkeypatch):
     found = sheet_in(written(tmp_path, b"PAR1", "a.parquet"))
     assert found.columns["plan"].tolist() == ["a", "b", "a"]
     assert found.columns["label"].tolist() == [0, 1, 1]
-
-
-def test_parquet_is_bounded_by_what_its_footer_says(tmp_path, pyarrow, monkeypatch):
     path = written(tmp_path, b"PAR1", "a.parquet")
     monkeypatch.setattr(HeldParquet, "num_rows", 1 << 40)
     with pytest.raises(DataError, match="more than 16,777,216 cells"):
         sheet_in(path)
     monkeypatch.undo()
-
-
-def test_objects_in_a_frame_are_refused():
-    with pytest.raises(DataError, match="has a list in column 'a'"):
-        sheet_of_frame(pd.DataFrame({"a": [[1], [2]], "label": [0, 1]}), "a.parquet")
 
 
 def test_missing_values_of_a_frame_are_named_by_row():
@@ -299,15 +279,12 @@ def test_scales_and_categories_follow_from_public_rows_alone(tmp_path):
     assert other.columns == known.columns
 
 
-def test_large_numbers_that_differ_little_keep_their_digits(tmp_path):
+def test_scales_keep_digits_and_are_never_zero(tmp_path):
     data = read(tmp_path, "time,label\n1700000001,0\n1700000002,1\n1700000003,1\n1700000004,0\n")
     known = known_columns(data, torch.arange(4))
     assert known.x.dtype == torch.float32
     times = cells_of(known.x, known.columns)[:, 0] - 1_700_000_000
     assert times.tolist() == pytest.approx([1, 2, 3, 4], abs=1e-6)
-
-
-def test_a_constant_column_keeps_a_scale(tmp_path):
     data = known_columns(read(tmp_path, "a,b,label\n5,x,0\n5,x,1\n5,x,1\n"), torch.tensor([0, 1]))
     assert (data.columns[0].mean, data.columns[0].scale) == (5, 1)
     assert torch.isfinite(data.x).all()

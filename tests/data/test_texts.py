@@ -23,14 +23,9 @@ from fdaudit.types import PADDING, UNKNOWN
 
 from ..helpers.run_cases import known
 from ..helpers.text_cases import texts, write_texts
+from .loading import written as table
 
 HELD = Path(os.environ.get("FDAUDIT_DATA", ""))
-
-
-def table(tmp_path, content, name="a.csv"):
-    path = tmp_path / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 def shown(dataset, row):
@@ -57,7 +52,7 @@ def test_words_are_runs_of_letters_and_digits(text, words):
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_table_is_read_row_by_row(tmp_path):
+def test_a_table_is_read_row_by_row_into_known_words(tmp_path):
     path = table(tmp_path, 'id,text,label\r\n7,"One, two\nthree four",0\r\n\r\n8,two five,1\r\n')
     raw = read_texts(path, Numbering(3))
     assert raw.words[:2] == SPECIAL
@@ -67,14 +62,8 @@ def test_a_table_is_read_row_by_row(tmp_path):
     ]
     assert raw.y.tolist() == [0, 1]
     assert (raw.x.dtype, raw.classes) == (torch.int64, 2)
-
-
-def test_quotes_of_a_tab_separated_table_are_plain_characters(tmp_path):
     raw = read_texts(table(tmp_path, 'text\tlabel\n"so it goes\t0\nyes\t1\n', "a.tsv"), Numbering(4))
     assert [raw.words[n] for n in raw.x[0].tolist()] == ["so", "it", "goes", "<pad>"]
-
-
-def test_a_text_without_a_word_is_one_unknown_word(tmp_path):
     raw = read_texts(table(tmp_path, "text,label\n!!!,0\nyes,1\n"), Numbering(2))
     assert raw.x[0].tolist() == [UNKNOWN, PADDING]
 
@@ -118,9 +107,15 @@ def test_tokens_that_would_fill_memory_are_refused(tmp_path, monkeypatch):
         read_texts(table(tmp_path, "text,label\na,0\nb,1\n"), Numbering(8))
 
 
-def test_an_absent_table_names_the_remedy(tmp_path):
+def test_settings_that_do_not_fit_texts_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"names no file.*below `dataset.root`"):
         load_dataset(DatasetSpec(name="text:none.csv", root=str(tmp_path)), SecretStream(b"0" * 16, "data"))
+    name = f"text:{write_texts(tmp_path / 'a.csv')}"
+    with pytest.raises(DataError, match="does not belong to texts"):
+        load_dataset(DatasetSpec(name=name, image_size=8), SecretStream(b"0" * 16, "data"))
+    shares = {"test": 0.2, "proxy": 0.0, "auxiliary": 0.0, "candidates": 4}
+    with pytest.raises(DataError, match="no text to take a vocabulary from"):
+        simulated_case(spec_of(write_texts(tmp_path / "a.csv"), splits=shares), known(0))
 
 
 @pytest.mark.skipif(not (HELD / "ag_news.csv").is_file(), reason="AG News is not in FDAUDIT_DATA")
@@ -145,9 +140,10 @@ def given(x, y=(0, 1), words=("<pad>", "<unknown>", "a")):
     return Dataset(name="t", x=x, y=torch.tensor(y), classes=2, provenance="", words=words)
 
 
-def test_texts_are_a_task_of_their_own():
+def test_texts_are_a_task_whose_digest_covers_the_words() -> None:
     made = given(torch.tensor([[2, 0], [1, 2]]))
     assert (made.task, made.input_shape) == (TEXT, (2,))
+    assert made.sha256() != replace(made, words=("<pad>", "<unknown>", "b")).sha256()
 
 
 @pytest.mark.parametrize(
@@ -164,21 +160,10 @@ def test_a_dataset_of_texts_holds_numbers_of_its_words(x):
         given(x)
 
 
-def test_the_digest_of_texts_covers_the_words():
-    made = given(torch.tensor([[2, 0], [1, 2]]))
-    assert made.sha256() != replace(made, words=("<pad>", "<unknown>", "b")).sha256()
-
-
 @pytest.mark.parametrize("field", ["length", "vocabulary"])
 def test_fields_of_texts_are_refused_for_images(field):
     with pytest.raises(DataError, match="does not belong to images"):
         load_dataset(DatasetSpec(**{field: 8}), SecretStream(b"0" * 16, "data"))
-
-
-def test_the_size_of_images_is_refused_for_texts(tmp_path):
-    name = f"text:{write_texts(tmp_path / 'a.csv')}"
-    with pytest.raises(DataError, match="does not belong to texts"):
-        load_dataset(DatasetSpec(name=name, image_size=8), SecretStream(b"0" * 16, "data"))
 
 
 # -- the vocabulary ------------------------------------------------------------------------------------------------
@@ -221,9 +206,3 @@ def test_private_words_change_nothing_that_others_see(tmp_path):
     assert other.dataset.x[row].tolist() == [UNKNOWN] * 3 + [PADDING] * 7
     same = torch.arange(120) != row
     assert torch.equal(other.dataset.x[same], case.dataset.x[same])
-
-
-def test_without_public_and_auxiliary_texts_there_is_no_vocabulary(tmp_path):
-    shares = {"test": 0.2, "proxy": 0.0, "auxiliary": 0.0, "candidates": 4}
-    with pytest.raises(DataError, match="no text to take a vocabulary from"):
-        simulated_case(spec_of(write_texts(tmp_path / "a.csv"), splits=shares), known(0))

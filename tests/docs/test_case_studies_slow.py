@@ -30,7 +30,7 @@ def _call(command: list[str], home: Path, code: int = 0) -> None:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_the_page_does_what_it_says(name: str, tmp_path: Path) -> None:
+def test_the_page_does_what_it_says_and_has_its_picture(name: str, tmp_path: Path) -> None:
     data = Path(os.environ.get("FDAUDIT_DATA", "/nonexistent"))
     if name in NEEDS_DATA and not (data / NEEDS_DATA[name]).is_file():
         pytest.skip(f"FDAUDIT_DATA holds no {NEEDS_DATA[name]}")
@@ -53,9 +53,5 @@ def test_the_page_does_what_it_says(name: str, tmp_path: Path) -> None:
                 _call([sys.executable, *module, *words], tmp_path, int(found["code"] or 0))
                 ran += 1
     assert ran
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_a_picture_is_there_and_small(name: str) -> None:
     for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / name).read_text(encoding="utf-8")):
         assert 1_000 < ((ROOT / name).parent / path).stat().st_size < 150_000, path

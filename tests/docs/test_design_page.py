@@ -33,11 +33,6 @@ def steps() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Shell:
-    return Shell(monkeypatch, capsys, tmp_path / "home")
-
-
 def hospitals(folder: Path) -> None:
     folder.mkdir()
     draws = np.random.default_rng(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -15,26 +16,31 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 import yaml
+from fdaudit.deviations import REGISTRY as DEVIATIONS
 
 import fdaudit
-from fdaudit import attacks, defenses, protocols
+from fdaudit import attacks, defenses, protocols, testing
 from fdaudit.accounting.calibration import Shape
 from fdaudit.adversary.view import export_view
 from fdaudit.audit import summary
 from fdaudit.cli.app import app
-from fdaudit.errors import FdauditError
+from fdaudit.errors import DataError, FdauditError
 from fdaudit.evaluation.controls import _membership, gradients
 from fdaudit.kinds import KINDS
+from fdaudit.planning.ladder import LADDER
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.card import load_card
-from fdaudit.spec.schema import Spec
+from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.digests import canonical
 from fdaudit.sweeps.grid import Grid, expand, load_grid
 from fdaudit.transcript.messages import Message
 
-from ..helpers.docs_pages import GENERATED, GENERATOR, PAGES, ROOT, blocks, module, page, slugs, table
+from ..helpers.docs_pages import EXTRAS, GENERATED, GENERATOR, PAGES, ROOT, blocks, module, page, slugs, table
+from ..helpers.run_cases import known
 
 TINY = {
     "name": "A tiny audit",
@@ -142,13 +148,10 @@ def test_the_page_of_kinds_tells_of_each_what_it_holds_and_who_reads_it() -> Non
             assert (f"[{attack}]" in readers) == (name in (*card.needs, *card.reads))
 
 
-def test_the_transcript_page_lists_the_fields_of_a_line() -> None:
+def test_the_transcript_page_lists_a_lines_fields_the_manifest_and_the_checkpoint(run: Path) -> None:
     assert list(table("docs/transcript.md", "## The log")) == [
         f.name for f in dataclasses.fields(Message) if f.compare
     ]
-
-
-def test_the_transcript_page_lists_the_manifest_and_the_checkpoint(run: Path) -> None:
     manifest = json.loads((run / "manifest.json").read_bytes())
     assert set(table("docs/transcript.md", "## The manifest")) == set(manifest) | {"origin", "recording"}
     named = table("docs/transcript.md", "## Checkpoints and resuming")
@@ -201,15 +204,12 @@ def _checked(checker: Path, run: Path) -> tuple[bool, str]:
     return done.returncode == 0 and done.stdout.endswith("intact\n"), done.stdout + done.stderr
 
 
-def test_the_checker_needs_nothing_of_fdaudit(checker: Path) -> None:
+def test_the_checker_needs_nothing_of_fdaudit_and_reads_an_intact_run(checker: Path, run: Path) -> None:
     tree = ast.walk(ast.parse(checker.read_text(encoding="utf-8")))
     names = {a.name for n in tree if isinstance(n, ast.Import) for a in n.names}
     tree = ast.walk(ast.parse(checker.read_text(encoding="utf-8")))
     names |= {str(n.module) for n in tree if isinstance(n, ast.ImportFrom)}
     assert names == {"__future__", "hashlib", "json", "pathlib", "safetensors", "sys"}
-
-
-def test_the_checker_reads_an_intact_run(checker: Path, run: Path) -> None:
     intact, said = _checked(checker, run)
     assert intact, said
     messages = json.loads((run / "manifest.json").read_bytes())["messages"]
@@ -311,11 +311,8 @@ def test_yaml_snippets_are_specs_grids_or_cards() -> None:
             pytest.fail(f"{name}: {error}")
 
 
-def test_the_page_on_sweeps_lists_the_fields_of_a_grid() -> None:
+def test_the_page_on_sweeps_lists_the_fields_of_a_grid_and_the_keys_beside_calibrate() -> None:
     assert list(table("docs/sweeps.md", "## The grid")) == list(Grid.model_fields)
-
-
-def test_the_page_on_sweeps_lists_the_keys_beside_calibrate() -> None:
     rows = page("docs/sweeps.md").split("| Key beside `calibrate` |")[1].split("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)) == {
         "calibrate",
@@ -355,11 +352,19 @@ def test_every_command_line_parses() -> None:
             pytest.fail(f"{where}: {line}: {error}")
 
 
-def test_make_targets_exist() -> None:
+def test_make_targets_and_named_files_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = {t for name in PAGES for t in re.findall(r"(?:`|^)make ([a-z]+)", page(name), re.MULTILINE)}
     assert named
     assert named <= targets
+    named = re.compile(r"`([\w./-]+/[\w.-]+\.(?:py|yaml|md|toml))`")
+    absent = [
+        f"{name}: {path}"
+        for name in (*PAGES, "CHANGELOG.md")
+        for path in named.findall(page(name))
+        if not (path in GENERATED or (ROOT / path).is_file())
+    ]
+    assert absent == []
 
 
 def test_links_lead_somewhere() -> None:
@@ -383,17 +388,6 @@ def test_pages_outside_the_site_link_to_files_of_the_repository(name: str) -> No
         if not target.startswith("https://"):
             assert target not in GENERATED, target
             assert (ROOT / target).exists(), target
-
-
-def test_named_files_exist() -> None:
-    named = re.compile(r"`([\w./-]+/[\w.-]+\.(?:py|yaml|md|toml))`")
-    absent = [
-        f"{name}: {path}"
-        for name in (*PAGES, "CHANGELOG.md")
-        for path in named.findall(page(name))
-        if not (path in GENERATED or (ROOT / path).is_file())
-    ]
-    assert absent == []
 
 
 def test_hand_written_pages_have_at_most_45_000_words() -> None:
@@ -442,3 +436,180 @@ def test_every_page_states_the_quickstart_s_measured_time_and_size() -> None:
         for said in re.findall(r"make audit[^.]*?\[?(\w+) minutes", (ROOT / name).read_text(encoding="utf-8"))
     ]
     assert {said for _, said in stated} == {str(minutes)}, stated
+
+
+# -- the page on imports lists what the program knows --------------------------------------------------------------
+
+
+def test_the_ladder_on_the_page_is_the_program_s() -> None:
+    lines = page("docs/import.md").splitlines()
+    assert [line for line in lines if line in {f"| {what} | {buys} |" for what, _, buys in LADDER}] == [
+        f"| {what} | {buys} |" for what, _, buys in LADDER
+    ]
+
+
+# -- the threat model's tables -------------------------------------------------------------------------------------
+
+
+def test_every_promise_names_a_test_that_there_is() -> None:
+    rows = table("docs/threat-model.md", "### What is promised")
+    named = {name for row in rows.values() for name in re.findall(r"`(tests/[\w/]+\.py)`", row[-1])}
+    assert len(rows) > 10
+    assert [promise for promise, row in rows.items() if "`tests/" not in row[-1]] == []
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
+@pytest.mark.parametrize("role", ["server", "client", "aggregator"])
+def test_the_table_says_who_has_a_shipped_deviation(role: str) -> None:
+    rows = table("docs/threat-model.md", "## Parties that depart")
+    shipped = {who.partition(",")[0]: row[1] for who, row in rows.items()}
+    able = any(role in DEVIATIONS.describe(name).roles for name in DEVIATIONS.names())
+    assert shipped[role] == ("yes" if able else "no")
+
+
+# -- the baselines' specs with the papers' settings ----------------------------------------------------------------
+
+
+PAPER = sorted((ROOT / "examples" / "paper").glob("*.yaml"))
+MNIST = [p for p in PAPER if load_spec(p).dataset.name == "mnist"]
+
+
+def test_each_protocol_has_the_papers_settings_and_a_reduced_version() -> None:
+    names = {p.name for p in PAPER}
+    for protocol in ("ds-fl", "feded", "fedkd", "fedmd", "fkd", "pls"):
+        assert {f"{protocol}-mnist.yaml", f"{protocol}-mnist-small.yaml"} <= names
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda p: p.stem)
+def test_each_says_what_it_is_and_leaves_the_seed_open(path: Path) -> None:
+    spec = load_spec(path)
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert "20" in text.split("fdaudit:")[0], "the head names no paper"
+    assert spec.name != "audit"
+    assert spec.seed is None
+    assert path.stem.endswith("-small") or path.with_stem(f"{path.stem}-small") in PAPER
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not os.environ.get("FDAUDIT_DATA"), reason="FDAUDIT_DATA is not set")
+@pytest.mark.parametrize("path", MNIST, ids=lambda p: p.stem)
+def test_those_on_mnist_can_be_planned(path: Path) -> None:
+    case = simulated_case(load_spec(path), known(1))
+    assert len(case.public) or not case.protocol.card.needs_public
+
+
+# -- the examples of `docs/extending.md` are short, and pass the checks that the page shows ------------------------
+
+
+_PAGE = "docs/extending.md"
+
+
+@pytest.fixture(scope="module")
+def extras(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The package of the page, with the protocol that stands on it."""
+    site = tmp_path_factory.mktemp("site")
+    shutil.copytree(EXTRAS / "fdaudit_extras", site / "fdaudit_extras")
+    (text,) = (b for b in blocks(_PAGE, "python") if b.startswith("# fdaudit_extras/distil.py"))
+    (site / "fdaudit_extras" / "distil.py").write_text(text, encoding="utf-8")
+    sys.path.insert(0, str(site))
+    importlib.invalidate_caches()
+    yield site / "fdaudit_extras"
+    sys.path.remove(str(site))
+    for name in [n for n in sys.modules if n.partition(".")[0] == "fdaudit_extras"]:
+        del sys.modules[name]
+
+
+def calls() -> list[ast.Expr]:
+    (text,) = (b for b in blocks(_PAGE, "python") if b.startswith("from fdaudit.testing import"))
+    return [line for line in ast.parse(text).body if isinstance(line, ast.Expr)]
+
+
+@pytest.mark.parametrize("call", calls(), ids=ast.unparse)
+def test_the_checks_of_the_page_pass(call: ast.Expr, extras: Path) -> None:
+    checked = call.value
+    assert isinstance(checked, ast.Call)
+    arguments = [ast.literal_eval(argument) for argument in checked.args]
+    getattr(testing, ast.unparse(checked.func))(*arguments)
+
+
+def test_the_long_example_of_a_protocol_passes(extras: Path) -> None:
+    testing.check_protocol("import:fdaudit_extras.one_shot:OneShot", {"local_epochs": 1, "batch_size": 4})
+
+
+@pytest.mark.parametrize("name", ["confidence", "distil", "sign"])
+def test_an_example_takes_at_most_40_lines(name: str, extras: Path) -> None:
+    assert len((extras / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 40
+
+
+# -- the example specs ---------------------------------------------------------------------------------------------
+
+
+GRIDS = sorted((ROOT / "examples").glob("sweep-*.yaml"))
+EXAMPLES = sorted(set((ROOT / "examples").glob("*.yaml")) - set(GRIDS))
+WORKED = sorted(p for d in ("curve", "gate", "hospital") for p in (ROOT / "examples" / d).glob("*.yaml"))
+QUICKSTART = sorted((ROOT / "fdaudit" / "quickstart").glob("*.yaml"))
+OFFLINE = [
+    p for p in [*QUICKSTART, *EXAMPLES] if load_spec(p).dataset.name in ("digits", "digits-multilabel")
+]
+
+
+def test_the_examples_page_names_every_example() -> None:
+    assert len(EXAMPLES) >= 6
+    for path in [*EXAMPLES, *GRIDS, *QUICKSTART]:
+        assert f"`{path.relative_to(ROOT).as_posix()}`" in page("docs/examples.md")
+
+
+@pytest.mark.parametrize("path", [*QUICKSTART, *EXAMPLES], ids=lambda p: p.stem)
+def test_examples_say_what_they_are_about_and_take_the_quick_profile(path: Path) -> None:
+    spec = load_spec(path)
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    assert spec.name != "audit"
+    assert spec.profile == "quick"
+    assert spec.seed is None
+
+
+@pytest.mark.parametrize("path", WORKED, ids=lambda p: p.stem)
+def test_the_specs_of_the_case_studies_load_and_say_what_they_are_about(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    assert load_spec(path).profile == "quick"
+
+
+@pytest.mark.parametrize("path", OFFLINE, ids=lambda p: p.stem)
+def test_examples_on_digits_can_be_planned(path: Path) -> None:
+    case = simulated_case(load_spec(path), known(1))
+    assert any(a.params is not None for a in case.attacks)
+
+
+def test_the_npz_example_takes_a_file_in_medmnist_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng(1)
+    images = draw.integers(0, 256, (400, 28, 28), dtype=np.uint8)
+    labels = (np.arange(400) % 2).astype(np.uint8)[:, None]
+    arrays = {
+        f"{part}_{what}": a
+        for part in ("train", "test")
+        for what, a in (("images", images), ("labels", labels))
+    }
+    np.savez(tmp_path / "pneumoniamnist.npz", **arrays)
+    monkeypatch.setenv("FDAUDIT_DATA", str(tmp_path))
+    case = simulated_case(load_spec(ROOT / "examples" / "npz.yaml"), known(1))
+    assert case.dataset.classes == 2
+    assert case.dataset.input_shape == (1, 28, 28)
+
+
+def test_the_mnist_example_says_where_its_data_belongs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FDAUDIT_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"MNIST/raw.*FDAUDIT_DATA.*download"):
+        simulated_case(load_spec(ROOT / "examples" / "fedavg-mnist.yaml"), known(1))
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not os.environ.get("FDAUDIT_DATA"), reason="FDAUDIT_DATA is not set")
+@pytest.mark.parametrize("name", ["fedavg-mnist", "npz"])
+def test_examples_with_data_can_be_planned(name: str) -> None:
+    case = simulated_case(load_spec(ROOT / "examples" / f"{name}.yaml"), known(1))
+    assert any(a.params is not None for a in case.attacks)

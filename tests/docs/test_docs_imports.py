@@ -62,10 +62,7 @@ def test_the_spec_runs_and_cells_have_the_class_s_own_name(run: fdaudit.Run) -> 
 
 
 @pytest.mark.thorough
-def test_the_command_attacks_with_a_class(
-    run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    shell = Shell(monkeypatch, capsys, tmp_path / "home")
+def test_the_command_attacks_with_a_class(run: fdaudit.Run, tmp_path: Path, shell: Shell) -> None:
     before = cells(run)["world/confidence"]
     with forked_attackers():
         (cell,) = shell.json("attack", run.directory, CONFIDENCE, "--adversary", "world")
@@ -77,15 +74,11 @@ def test_the_command_attacks_with_a_class(
     assert "fdaudit_extras" not in Path(out.strip()).read_text(encoding="utf-8")
 
 
-def test_a_class_loads_in_the_isolated_process(site: Path) -> None:
-    """In a new program, which can open only what it needs where the system has Landlock."""
-    target = attacks.REGISTRY.target(CONFIDENCE)
-    assert settings_of(CONFIDENCE, target, "quick", {}, "attack") == {}
-
-
-def test_every_room_is_explained(site: Path) -> None:
+def test_every_room_is_explained_and_loads_in_the_isolated_process(site: Path) -> None:
     for name, room in (("one_shot:OneShot", "protocol"), ("sign:Sign", "defence")):
         assert explained(f"import:fdaudit_extras.{name}").room == room
+    target = attacks.REGISTRY.target(CONFIDENCE)
+    assert settings_of(CONFIDENCE, target, "quick", {}, "attack") == {}
 
 
 @pytest.mark.parametrize(

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ..helpers.browser import Browser, chromium
+from ..helpers.browser import Browser
 from ..helpers.docs_pages import PAGES, ROOT, formulas, module
 
 CONTENTS, MATHPATHS = module("contents"), module("mathpaths")
 
 
-def test_the_contents_are_read_off_the_tables() -> None:
+def test_contents_are_read_off_tables_and_outside_links_become_text() -> None:
     text = "# A\n\n[x](x.md)\n\n## One\n\n| P | Q |\n| --- | --- |\n| [a](a.md) | see [b](b.md) |\n| [c](d/c.rst) | |\n"
     assert CONTENTS.trees(text + "\n## Two\n\nno table\n") == [("One", ["a", "d/c"])]
-
-
-def test_links_that_leave_the_documentation_become_text() -> None:
     text = "[README](../README.md), [spec](../spec.md), [here](x.md)"
     assert CONTENTS.inside(text, "index") == "README, spec, [here](x.md)"
     assert CONTENTS.inside(text, "protocols/index") == text
@@ -59,12 +55,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stderr
     return out / "html"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,15 +17,18 @@ import pytest
 import torch
 
 import fdaudit
+from fdaudit import api
 from fdaudit.kinds import KINDS
 from fdaudit.recording.record import check_record
 from fdaudit.recording.recorder import Recorder
+from fdaudit.spec.card import load_card
 from fdaudit.storage.files import decode
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
 
+from ..helpers.cli_cases import Shell
+from ..helpers.command import Cli
 from ..helpers.docs_pages import ROOT, blocks, table
-from ..helpers.run_cases import cli
 
 _PAGE = "docs/recording.md"
 _LOOP, _READER = blocks(_PAGE, "python")
@@ -53,9 +57,9 @@ def recorded(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(folder: Path, cli: Cli) -> Command:
     """`fdaudit verify`: exit code, standard output, standard error."""
-    return lambda record: cli(monkeypatch, capsys, "verify", record)
+    return lambda record: cli("verify", record)
 
 
 def test_eleven_lines_are_added_and_change_nothing(recorded: dict[str, Any]) -> None:
@@ -171,7 +175,11 @@ def test_what_the_writer_writes_passes_the_check(folder: Path, command: Command)
     assert torch.equal(got["weight"], torch.tensor([[0.5, -1, 2], [0, 1, 3]]))
 
 
-def test_the_writer_gives_a_large_payload_its_own_file(folder: Path) -> None:
+def test_the_writer_needs_the_standard_library_alone_and_splits_large_payloads(folder: Path) -> None:
+    tree = list(ast.walk(ast.parse(_WRITER)))
+    names = {a.name for n in tree if isinstance(n, ast.Import) for a in n.names}
+    names |= {str(n.module) for n in tree if isinstance(n, ast.ImportFrom)}
+    assert names <= sys.stdlib_module_names
     small, large = {"w": ([1], [1.0])}, {"w": ([1 << 18], [2.0] * (1 << 18))}
     sent = [(0, "server", ["client/0"], "model_parameters", t) for t in (small, large, small)]
     _executed(_WRITER)["write"](folder / "WRITTEN", ["server", "client/0"], sent)
@@ -179,8 +187,54 @@ def test_the_writer_gives_a_large_payload_its_own_file(folder: Path) -> None:
     assert check_record(folder / "WRITTEN").findings == ()
 
 
-def test_the_writer_needs_only_the_standard_library() -> None:
-    tree = list(ast.walk(ast.parse(_WRITER)))
-    names = {a.name for n in tree if isinstance(n, ast.Import) for a in n.names}
-    names |= {str(n.module) for n in tree if isinstance(n, ast.ImportFrom)}
-    assert names <= sys.stdlib_module_names
+# -- the example of a system's own loop ----------------------------------------------------------------------------
+
+
+EXAMPLE = ROOT / "examples" / "own-loop"
+
+
+def test_recording_adds_eight_lines_and_a_card() -> None:
+    lines = (EXAMPLE / "loop.py").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 60
+    assert sum(line.endswith("# +") for line in lines) == 8
+    assert load_card(EXAMPLE / "card.yaml").stand_in is not None
+
+
+@pytest.mark.thorough
+def test_the_example_leads_to_a_report(tmp_path: Path, shell: Shell) -> None:
+    shell.told(
+        "design",
+        "digits",
+        "--sites",
+        3,
+        "--public",
+        0.1,
+        "--test",
+        0.1,
+        "--auxiliary",
+        0.2,
+        "--out",
+        "DESIGN",
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, EXAMPLE / "loop.py", "DESIGN"], check=True, cwd=shell.home, env=environment
+    )
+    assert check_record(shell.home / "RECORD").findings == ()
+    brought = ("--truth", "TRUTH", "--truth", "DESIGN/truth")
+    shell.told(
+        "import",
+        "RECORD",
+        "--card",
+        EXAMPLE / "card.yaml",
+        *brought,
+        "--audit",
+        EXAMPLE / "audit.yaml",
+        "--out",
+        "RUN",
+    )
+    cells = {name: api.attack(name, api.load(shell.home / "RUN")) for name in ("co-op-lira", "label-answers")}
+    assert {cell.status for cell in cells.values()} == {"run"}
+    assert all(cell.controls.positive.passed for cell in cells.values())
+    page = Path(shell.told("report", "RUN")[0].strip())
+    assert "fdaudit did not run this system" in (shell.home / page).read_text(encoding="utf-8")

@@ -34,9 +34,21 @@ def _words(text: str) -> int:
     return sum(any(c.isalnum() for c in word) for word in text.replace("|", " ").split())
 
 
-def test_the_index_lists_every_data_file_once() -> None:
+def test_the_index_lists_every_data_file_once_with_its_command() -> None:
     listed = [entry["file"] for entry in GENERATOR.results()]
     assert sorted(listed) == sorted(p.name for p in FOLDER.glob("*.csv") if p.name != "index.csv")
+    entries = GENERATOR.results()
+    assert [e["file"] for e in entries if e["command"].startswith(NO_COMMAND)] == [
+        "papers.csv",
+        "authors-code.csv",
+        "cifar10-first-labels.csv",
+        "performance.csv",
+    ]
+    head, *rows = _rows("performance.csv")
+    for row in rows:
+        _check(shlex.split(row[head.index("Command")]))
+    for path in FOLDER.glob("*.yaml"):
+        fdaudit.load_spec(path)
 
 
 @pytest.mark.parametrize("entry", GENERATOR.results(), ids=lambda entry: entry["file"])
@@ -65,22 +77,6 @@ def _check(words: list[str]) -> None:
     for argument in arguments:
         for path in re.findall(r"(?:tests|examples|benchmarks|docs|fdaudit)/[\w./-]+", argument):
             assert (ROOT / path).exists(), path
-
-
-def test_files_without_a_command_are_those_of_trials_by_hand_and_of_commands_in_their_rows() -> None:
-    entries = GENERATOR.results()
-    assert [e["file"] for e in entries if e["command"].startswith(NO_COMMAND)] == [
-        "papers.csv",
-        "authors-code.csv",
-        "cifar10-first-labels.csv",
-        "performance.csv",
-    ]
-
-
-def test_each_ratio_of_performance_has_a_command_that_is_there() -> None:
-    head, *rows = _rows("performance.csv")
-    for row in rows:
-        _check(shlex.split(row[head.index("Command")]))
 
 
 VERDICTS = (
@@ -141,23 +137,14 @@ def _places(stated: str) -> list[str]:
     return places
 
 
-def test_the_spec_beside_the_data_loads() -> None:
-    for path in FOLDER.glob("*.yaml"):
-        fdaudit.load_spec(path)
-
-
 @pytest.mark.parametrize("name", PAGES)
-def test_conclusions_are_short(name: str) -> None:
+def test_conclusions_are_short_and_their_figures_are_taken_from_the_data(name: str) -> None:
     text = page(f"docs/{name}").partition("-->")[2]
     most_words, most_rows = PAGES[name]
     assert _words(text) <= most_words
     tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
     assert tables
     assert max(table.count("\n") for table in tables) <= most_rows + 2  # below a head and a rule
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_figure_of_the_conclusions_is_taken_from_the_data(name: str) -> None:
     written = (ROOT / "docs" / "notes" / name).read_text(encoding="utf-8")
     prose = NAMES.sub("", re.sub(r"\{\{.*?\}\}", "", written))
     figures = re.findall(r"\d+\.\d+|\d[\d,.]* ?(?:%|dB|points?|times|seconds|s\b)|\d[\d,]{3,}", prose)

@@ -13,14 +13,7 @@ from typing import Any
 
 from fdaudit.protocols import REGISTRY as PROTOCOLS
 
-__all__ = [
-    "ADVERSARIES",
-    "CASES",
-    "NEVER_FINITE",
-    "NOT_A_CLAIM",
-    "Case",
-    "case",
-]
+__all__ = ["ADVERSARIES", "CASES", "NEVER_FINITE", "NOT_A_CLAIM", "Case", "case"]
 
 ADVERSARIES = ("server", "aggregator", "world", "client/1", "eavesdropper", "server+client/1")
 """Whose views are attacked, where the run has such a party. An encrypted eavesdropper is attacked beside them."""

@@ -18,8 +18,8 @@ from fdaudit.isolation.schema import Trial
 from fdaudit.storage.timings import note_time
 from fdaudit.types import AttackTask, Challenge
 
+from ..helpers.command import Cli
 from ..helpers.doubles import HOOKS, registered, spec
-from ..helpers.run_cases import cli
 
 FEDKD = {"local_epochs": 1, "distill_rounds": 1, "distill_steps": 1}
 
@@ -45,7 +45,7 @@ def audited(tmp_path_factory):
     return run, cells
 
 
-def test_every_adversary_is_tried_coalitions_and_the_aggregator_too(audited):
+def test_every_adversary_is_tried_and_each_cell_has_a_status_a_reason_and_its_time(audited) -> None:
     run, cells = audited
     expected = {"server", "aggregator", "world", "client/0", "eavesdropper", "server+client/0"}
     assert set(every_adversary(run)) == expected
@@ -54,10 +54,6 @@ def test_every_adversary_is_tried_coalitions_and_the_aggregator_too(audited):
     assert named == {(a, n) for a in expected for n in names}
     assert {(c["adversary"], c["attack"]) for c in run.result.plain()["cells"]} >= named
     assert "not-requested" not in {c.status for c in cells}
-
-
-def test_each_cell_has_a_status_a_reason_and_its_time(audited):
-    run, cells = audited
     for cell in cells:
         assert cell.status == "run" or cell.reason
         assert cell.id in run.timings
@@ -65,15 +61,9 @@ def test_each_cell_has_a_status_a_reason_and_its_time(audited):
     assert found["aggregator/label-counts"].status == "run"
     assert found["server/label-counts"].reason == "no class_counts or private_labels of a victim in view"
     assert [t.target for t in found["eavesdropper/label-counts"].targets] == ["client/0", "client/1"]
-
-
-def test_an_attack_that_the_spec_asks_for_keeps_its_settings(audited):
     _, cells = audited
     params = {c.adversary: c.params for c in cells if c.attack == "label-answers"}
     assert params["aggregator"]["shadows"] == params["server"]["shadows"] == 3
-
-
-def test_a_coalition_does_not_attack_its_own_member(audited):
     _, cells = audited
     asked = {c.id: [t.target for t in c.targets] for c in cells if c.status == "run"}
     assert all("client/0" not in targets for name, targets in asked.items() if "client/0" in name)
@@ -89,7 +79,7 @@ def test_the_page_shows_status_reason_time_and_queries_of_each_cell(audited):
 
 
 @pytest.mark.thorough
-def test_a_cell_that_fails_shows_its_error_and_ends_with_1(tmp_path, monkeypatch, capsys):
+def test_a_cell_that_fails_shows_its_error_and_ends_with_1(tmp_path, cli: Cli, monkeypatch):
     def crash(where, task):
         if where == "run":
             raise AttributeError("no such thing")
@@ -97,7 +87,7 @@ def test_a_cell_that_fails_shows_its_error_and_ends_with_1(tmp_path, monkeypatch
     with registered("crash", "spy"):
         run = fdaudit.run(spec(attacks=[{"name": "spy"}], adversaries=["server"]), tmp_path / "run")
         monkeypatch.setitem(HOOKS, "crash", crash)
-        code, out, _ = cli(monkeypatch, capsys, "attack", tmp_path / "run", "--all", "--json")
+        code, out, _ = cli("attack", tmp_path / "run", "--all", "--json")
     assert code == 1
     failed = {c["id"]: c["reason"] for c in json.loads(out) if c["status"] == "failed"}
     assert failed["server+client/0/crash"].startswith("AttributeError: no such thing (")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,25 +17,15 @@ from fdaudit.evaluation import attack_pool, runner
 from fdaudit.evaluation.runner import Desk, Piece, attack_cells
 from fdaudit.evaluation.stage import Stage
 from fdaudit.parallel.pool import Pool
+from fdaudit.planning.case import Case
+from fdaudit.planning.simulated import simulated_case
 from fdaudit.result import read_cell
 from fdaudit.scoring.run_directory import RunDirectory
+from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import load_json
 
-SPEC: dict[str, Any] = {
-    "seed": 3,
-    "device": "cpu",
-    "threads": 2,
-    "profile": "quick",
-    "clients": 3,
-    "dataset": {"name": "digits", "limit": 300},
-    "model": {"name": "mlp", "params": {"widths": [16]}},
-    "protocol": {"name": "fedavg", "params": {"rounds": 2, "local_steps": 2, "batch_size": 16}},
-    "splits": {"candidates": 10},
-    "references": [],
-    "adversaries": ["server", "world"],
-    "victims": 2,
-    "attacks": [{"name": "loss-threshold"}, {"name": "gap"}],
-}
+from ..helpers.run_cases import known
+from .stage_cases import SPEC
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +49,13 @@ def test_a_cell_ends_the_same_in_a_process_of_its_own(run: fdaudit.Run) -> None:
     assert compared == 4
 
 
-def test_a_cell_survives_its_json(run: fdaudit.Run) -> None:
+def test_one_cell_survives_its_json_and_is_run_here(run: fdaudit.Run) -> None:
     for value in run.result.plain()["cells"]:
         assert read_cell(value, "cell").plain() == value
+    far = _Far(2)
+    only = lambda adversary, attack: (adversary, attack) == ("world", "gap")  # noqa: E731
+    (cell,) = attack_cells(run.opened, only=only, again=True, workers=far)
+    assert (cell.id, far.pieces) == ("world/gap", [])
 
 
 class _Dying:
@@ -216,13 +213,6 @@ def test_cells_that_the_spec_does_not_ask_for_need_no_view_and_take_no_time(
     assert run.timings.keys().isdisjoint(before)
 
 
-def test_one_cell_is_run_here(run: fdaudit.Run) -> None:
-    far = _Far(2)
-    only = lambda adversary, attack: (adversary, attack) == ("world", "gap")  # noqa: E731
-    (cell,) = attack_cells(run.opened, only=only, again=True, workers=far)
-    assert (cell.id, far.pieces) == ("world/gap", [])
-
-
 def test_one_thread_starts_no_process(
     run: fdaudit.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,3 +235,59 @@ def test_processes_are_ready_when_the_federation_is(tmp_path: Path, monkeypatch:
     begun.clear()
     fdaudit.run({**SPEC, "attacks": []}, tmp_path / "none")
     assert begun == ["federation"]
+
+
+# -- processes that are started before anything is known of the runs they will serve -------------------------------
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    made = list[str]()
+    monkeypatch.setattr(Pool, "stand_by", lambda pool: made.append(f"{pool.size} stand by"))
+    monkeypatch.setattr(Pool, "close", lambda pool: made.append(f"{pool.size} go"))
+    return made
+
+
+@pytest.mark.parametrize(("processors", "made"), [(1, []), (2, ["2 stand by"]), (64, ["8 stand by"])])
+def test_as_many_as_a_run_will_ask_for(
+    processors: int, made: list[str], calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attack_pool, "fitting", lambda: 64)  # however little memory is free
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
+    attack_pool.stand_by()
+    assert calls == made
+    assert case().execution.threads == min(processors, 8)
+
+
+def test_nobody_waits_where_a_gpu_has_room_for_one(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "fitting_on", lambda device: 1)
+    attack_pool.stand_by()
+    runner.stand_by(case(on="cuda"))
+    assert calls[-1].endswith(" go")
+
+
+def test_as_many_share_a_gpu_as_its_memory_has_room_for(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(runner, "fitting", lambda: 64)
+    monkeypatch.setattr(runner, "fitting_on", lambda device: 3 if device == "cuda:1" else 64)
+    runner.stand_by(case(on="cuda:1"))
+    assert calls[-1] == "3 stand by"
+
+
+def test_machines_elsewhere_run_no_cell_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "fitting_on", lambda device: 1)
+    elsewhere = Pool("none", 5)
+    assert runner._workers(case(), 4, elsewhere) is elsewhere
+    assert runner._workers(case(on="cuda"), 4, elsewhere) is None
+
+
+def case(on: str = "cpu") -> Case:
+    made = simulated_case(load_spec({**SPEC, "threads": None}), known(1))
+    return replace(made, execution=replace(made.execution, device=on))
+
+
+def test_it_is_loaded_in_no_time() -> None:
+    code = "import sys, fdaudit.evaluation.attack_pool; assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -91,24 +91,18 @@ def test_the_estimate_fits_and_no_setting_leaves_its_bounds(
     assert len(budget.order) + len(budget.left_out) == len(costs)
 
 
-def test_time_for_everything_changes_nothing() -> None:
+def test_costs_are_shared_and_reduced_by_one_factor() -> None:
     costs = [cost("a", 100), cost("b", 1000)]
     budget = allot(2000, costs, shared=SHARED, processes=1)
     assert budget.settings == ()
     assert budget.left_out == ()
     assert budget.words == "budget 33.3 minutes: no setting reduced"
-
-
-def test_one_factor_reduces_the_settings_of_all_attacks() -> None:
     costs = [cost("a", 1000), cost("b", 5000)]
     budget = allot(1500, costs, shared=SHARED, processes=1)
     a, b = numbers(budget, "a"), numbers(budget, "b")
     assert a == b
     assert a["shadows"] / 200 == pytest.approx(a["steps"] / 2000, abs=0.01)
     assert 0.95 * 0.9 * 1500 < budget.estimated <= 0.9 * 1500
-
-
-def test_two_processes_buy_twice_as_much_unless_one_attack_takes_it_all() -> None:
     alike = [cost(name, 1000, settings=one("steps", 1000, 10)) for name in "abcd"]
     alone, shared_out = (allot(1000, alike, shared=SHARED, processes=n) for n in (1, 2))
     assert numbers(shared_out, "a")["steps"] == pytest.approx(2 * numbers(alone, "a")["steps"], abs=2)
@@ -129,12 +123,24 @@ def test_the_dearest_are_left_out_and_say_what_they_need() -> None:
     assert budget.words.endswith("; attacks left out: dear")
 
 
-def test_attacks_that_come_first_are_kept_before_cheaper_ones() -> None:
+def test_attacks_are_kept_by_order_and_controls_cost_only_their_own() -> None:
     costs = [cost("dear", 8000), cost("cheap", 100), cost("middle", 300)]
     assert allot(113, costs, shared=SHARED, processes=1).order == ("cheap", "middle")
     budget = allot(113, costs, shared=SHARED, processes=1, first=["dear"])
     assert budget.order == ("dear", "cheap")
     assert [left.attack for left in budget.left_out] == ["middle"]
+    costs = [cost("x", 1, "classes"), cost("y", 1, "classes"), cost("z", 90, "model")]
+    budget = allot(150, costs, shared=SHARED, processes=1)
+    assert budget.order == ("z",)
+    assert {left.attack for left in budget.left_out} == {"x", "y"}
+    costs = [cost("x", 1, "classes"), cost("y", 2, "classes")]
+    assert total(costs, SHARED, 1, 1.0) == 203
+    assert allot(230, costs, shared=SHARED, processes=1).order == ("x", "y")
+    fixed = cost("fixed", 300, settings={})
+    budget = allot(1000, [fixed, cost("other", 2000)], shared=SHARED, processes=1)
+    assert numbers(budget, "fixed") == {}
+    assert budget.estimated > 800
+    assert allot(200, [fixed], shared=SHARED, processes=1).left_out[0].attack == "fixed"
 
 
 @pytest.mark.parametrize("asked", ["all", [{"name": "gap"}, {"name": "rmia"}]])
@@ -146,53 +152,37 @@ def test_an_attack_that_comes_first_must_be_asked_for(asked: Any) -> None:
     assert "gap" in refused.value.remedy
 
 
-def test_a_control_that_does_not_fit_costs_only_its_own_attacks() -> None:
-    costs = [cost("x", 1, "classes"), cost("y", 1, "classes"), cost("z", 90, "model")]
-    budget = allot(150, costs, shared=SHARED, processes=1)
-    assert budget.order == ("z",)
-    assert {left.attack for left in budget.left_out} == {"x", "y"}
-
-
-def test_shared_work_is_counted_once() -> None:
-    costs = [cost("x", 1, "classes"), cost("y", 2, "classes")]
-    assert total(costs, SHARED, 1, 1.0) == 203
-    assert allot(230, costs, shared=SHARED, processes=1).order == ("x", "y")
-
-
-def test_the_quick_attacks_are_the_cheapest_that_end_in_six_seconds() -> None:
+def test_the_quick_and_least_settings_are_what_they_say() -> None:
     costs = [cost("c", 4.0), cost("a", 2.0), cost("dear", 60.0, "model"), cost("b", 4.0)]
     assert quick(costs, SHARED, processes=1) == ["a", "b"]
     assert quick(costs, SHARED, processes=2) == ["a", "b", "c"]
     assert quick(costs[2:3], SHARED, processes=2) == []
+    assert [least_of(n) for n in (1, 4, 8, 16, 192, 300)] == [1, 4, 4, 4, 48, 75]
+    over = Deadline(until=0.0, budget=600)
+    assert over.left < 0
+    assert over.before_its_turn == "not run: the budget of 10 minutes was spent before its turn"
 
 
-def test_an_attack_without_settings_to_reduce_keeps_its_cost() -> None:
-    fixed = cost("fixed", 300, settings={})
-    budget = allot(1000, [fixed, cost("other", 2000)], shared=SHARED, processes=1)
-    assert numbers(budget, "fixed") == {}
-    assert budget.estimated > 800
-    assert allot(200, [fixed], shared=SHARED, processes=1).left_out[0].attack == "fixed"
-
-
-def test_training_is_subtracted_but_a_fifth_is_kept() -> None:
+def test_work_is_reduced_with_its_settings() -> None:
     assert for_attacks(600, 100) == 500
     assert for_attacks(600, 580) == 120
     assert for_attacks(600, 10_000) == 120
-
-
-def test_work_that_attacks_share_is_reduced_with_their_settings() -> None:
     shared = {"shadows": Cost(attack="shadows", seconds=1000, settings=one("n", 200, 50))}
     both = [cost(name, 1, "shadows", settings=one("n", 200, 50, "elsewhere")) for name in ("a", "b")]
     budget = allot(600, both, shared=shared, processes=1)
     assert numbers(budget, "a") == numbers(budget, "b") == {"n": 107}
     assert budget.estimated == pytest.approx(1000 * 107 / 200 + 2)
-
-
-def test_work_grows_as_the_leading_setting_that_is_reduced_least() -> None:
     led = cost("a", 100, settings=one("x", 100, 10, "leads") | one("y", 40, 20, "leads"))
     assert led.at(1.0) == pytest.approx(100)
     assert led.at(0.5) == pytest.approx(50)
     assert led.at(0.0) == pytest.approx(10)
+    spec = load_spec({"attacks": [{"name": "rmia", "params": {"shadows": 64}}]})
+    (attack,) = (a for a in plan_attacks(spec) if a.name == "rmia")
+    work = Work.of(attack.card)
+    assert work is not None
+    settings = _reducible(attack, work, spec)
+    assert "shadows" not in settings
+    assert "most_steps" in settings
 
 
 @pytest.mark.parametrize("profile", ["quick", "standard", "full"])
@@ -209,20 +199,6 @@ def test_every_attack_accepts_its_least_settings(profile: str) -> None:
         validate(cls.Config, {**attack.params, **least}, attack.name)
         for setting in settings.values():
             assert 1 <= setting.least <= setting.asked
-
-
-def test_what_the_user_sets_by_hand_is_not_reduced() -> None:
-    spec = load_spec({"attacks": [{"name": "rmia", "params": {"shadows": 64}}]})
-    (attack,) = (a for a in plan_attacks(spec) if a.name == "rmia")
-    work = Work.of(attack.card)
-    assert work is not None
-    settings = _reducible(attack, work, spec)
-    assert "shadows" not in settings
-    assert "most_steps" in settings
-
-
-def test_the_least_useful_number_is_a_quarter_of_quick_and_at_least_four() -> None:
-    assert [least_of(n) for n in (1, 4, 8, 16, 192, 300)] == [1, 4, 4, 4, 48, 75]
 
 
 # -- durations --------------------------------------------------------------------------------------------------
@@ -264,13 +240,10 @@ def test_durations_are_said_in_words(seconds: float, words: str) -> None:
 # -- statements -------------------------------------------------------------------------------------------------
 
 
-def test_words_name_each_setting_once_with_its_attacks() -> None:
+def test_words_name_each_setting_and_the_dearest() -> None:
     same = [cost(name, 2000, settings=one("shadows", 192, 48)) for name in ("a", "b")]
     words = allot(1200, same, shared=SHARED, processes=1).words
     assert words == "budget 20 minutes: 51 of 192 shadows (a, b)"
-
-
-def test_the_short_statement_names_the_dearest_and_counts_the_rest() -> None:
     costs = [cost(str(k), 1000 * k, settings=one(f"s{k}", 1000, 10)) for k in range(1, 8)]
     short = allot(10_000, costs, shared=SHARED, processes=1).short
     assert short.startswith("budget 2.8 hours: 321 of 1,000 s7, ")
@@ -300,12 +273,6 @@ def test_a_damaged_budget_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vault" / "budget.json").write_text('{"budget": {"seconds": -1}, "spent": 0}')
     with pytest.raises(RunError, match="holds no budget"):
         kept_budget(Vault(tmp_path / "vault"))
-
-
-def test_a_deadline_says_why_there_is_no_answer() -> None:
-    over = Deadline(until=0.0, budget=600)
-    assert over.left < 0
-    assert over.before_its_turn == "not run: the budget of 10 minutes was spent before its turn"
 
 
 def test_left_out_attacks_say_what_they_need() -> None:

@@ -24,7 +24,7 @@ from fdaudit.evaluation.budget import Deadline, kept_budget
 from fdaudit.evaluation.estimate import Unit
 from fdaudit.evaluation.runner import Piece, attack_cells, budgeted
 
-from ..helpers.run_cases import cli
+from ..helpers.command import Cli
 from .test_estimate import SPEC as COSTED
 
 pytestmark = pytest.mark.thorough
@@ -285,25 +285,21 @@ def test_a_bad_duration_is_one_line_and_ends_with_2(
     command: list[str],
     ran: tuple[fdaudit.Run, list[str]],
     tmp_path: Path,
+    cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(SPEC))
     place = spec if command == ["run"] else ran[0].directory
-    code, out, err = cli(monkeypatch, capsys, *command, place, "--budget", "5 weeks")
+    code, out, err = cli(*command, place, "--budget", "5 weeks")
     assert (code, out) == (2, "")
     assert err.startswith("fdaudit: budget: '5 weeks' is not a duration. Give a number of ")
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_budget_for_one_attack_is_refused(
-    ran: tuple[fdaudit.Run, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code, _, err = cli(monkeypatch, capsys, "attack", ran[0].directory, "gap", "--budget", "5m")
+def test_a_budget_for_one_attack_is_refused(ran: tuple[fdaudit.Run, list[str]], cli: Cli) -> None:
+    code, _, err = cli("attack", ran[0].directory, "gap", "--budget", "5m")
     assert code == 2
     assert "Give --all" in err

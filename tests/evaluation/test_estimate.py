@@ -22,23 +22,11 @@ from fdaudit.progress import progress
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.vault import Secrets
 
+from . import stage_cases
+
 pytestmark = pytest.mark.thorough
 
-SPEC: dict[str, Any] = {
-    "seed": 3,
-    "device": "cpu",
-    "threads": 1,
-    "profile": "quick",
-    "clients": 3,
-    "dataset": {"name": "digits", "limit": 300},
-    "model": {"name": "mlp", "params": {"widths": [16]}},
-    "protocol": {"name": "fedavg", "params": {"rounds": 2, "local_steps": 2, "batch_size": 16}},
-    "splits": {"candidates": 10},
-    "references": [],
-    "adversaries": ["server", "world"],
-    "victims": 2,
-    "attacks": [{"name": "loss-threshold"}, {"name": "gap"}],
-}
+SPEC = {**stage_cases.SPEC, "threads": 1}
 
 
 @pytest.fixture(scope="module")

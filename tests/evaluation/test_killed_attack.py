@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,8 @@ import fdaudit
 from fdaudit.evaluation import attack_pool
 from fdaudit.isolation.attacker import KILLED
 from fdaudit.storage.files import load_json
+
+from . import stage_cases
 
 pytestmark = pytest.mark.thorough
 
@@ -61,19 +62,9 @@ class Hungry:
             Membership(target=k, scores=task.oracle.query(c.x).max(1).values) for k, c in task.challenges.items()
         )
 """
-SPEC: dict[str, Any] = {
-    "seed": 3,
-    "device": "cpu",
-    "threads": 2,
-    "profile": "quick",
-    "clients": 3,
-    "dataset": {"name": "digits", "limit": 300},
-    "model": {"name": "mlp", "params": {"widths": [16]}},
-    "protocol": {"name": "fedavg", "params": {"rounds": 2, "local_steps": 2, "batch_size": 16}},
-    "splits": {"candidates": 10},
-    "references": [],
+SPEC = {
+    **stage_cases.SPEC,
     "adversaries": ["world"],
-    "victims": 2,
     "attacks": [{"name": "import:hungry_attack:Hungry"}, {"name": "gap"}, {"name": "loss-threshold"}],
 }
 

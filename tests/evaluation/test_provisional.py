@@ -58,7 +58,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[fdaudit.Run, Early]:
     return fdaudit.run(SPEC, tmp_path_factory.mktemp("early") / "run", tick=early, provisional=True), early
 
 
-def test_it_comes_once_and_says_how_far_the_attacks_came(ran: tuple[fdaudit.Run, Early]) -> None:
+def test_it_comes_once_and_cells_to_come_are_not_tested(ran: tuple[fdaudit.Run, Early]) -> None:
     run, early = ran
     (line,) = early.said
     words = f"{QUICK} of {OF} tests done, the others not tested yet"
@@ -69,9 +69,6 @@ def test_it_comes_once_and_says_how_far_the_attacks_came(ran: tuple[fdaudit.Run,
     assert "<title>Provisional: " in early.page
     assert "Provisional report." in early.page
     assert any(words in limit for limit in early.json["result"]["limits"])
-
-
-def test_cells_to_come_are_not_tested(ran: tuple[fdaudit.Run, Early]) -> None:
     early = ran[1]
     cells = {cell["id"]: cell for cell in early.json["result"]["cells"]}
     assert cells.keys() == {cell.id for cell in ran[0].result.cells}
@@ -83,6 +80,7 @@ def test_cells_to_come_are_not_tested(ran: tuple[fdaudit.Run, Early]) -> None:
     assert standings["server", "reconstruction"] == "not-tested"
     assert f"{OF - QUICK} are not tested yet" in early.json["verdict"]["standing"]
     assert any("have not run yet" in line for line in early.json["front"]["untested"])
+    assert Unfinished(done=1, of=3).words == "1 of 3 tests done, the others not tested yet"
 
 
 def test_no_result_is_written_with_it(tmp_path: Path) -> None:
@@ -114,7 +112,3 @@ def test_a_run_without_dear_attacks_has_none(tmp_path: Path) -> None:
     spec = {**SPEC, "attacks": [{"name": "gap"}]}
     fdaudit.run(spec, tmp_path / "run", tick=early, provisional=True)
     assert early.said == []
-
-
-def test_an_unfinished_stage_counts_its_cells_in_words() -> None:
-    assert Unfinished(done=1, of=3).words == "1 of 3 tests done, the others not tested yet"

@@ -65,19 +65,23 @@ class Hang(BaseException):
 
 
 @contextmanager
-def watched(seconds: float = PATIENCE) -> Iterator[None]:
-    """Raises `Hang` when the block takes longer."""
+def watched(seconds: float = PATIENCE, processor: float = 0) -> Iterator[None]:
+    """Raise `Hang` when the block takes longer, or more seconds of processor time; zero is no limit."""
 
     def bark(*_: object) -> None:
         raise Hang
 
-    before = signal.signal(signal.SIGALRM, bark)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    timers = ((signal.SIGALRM, signal.ITIMER_REAL, seconds), (signal.SIGPROF, signal.ITIMER_PROF, processor))
+    before = [(number, signal.signal(number, bark)) for number, _, _ in timers]
+    for _, timer, limit in timers:
+        signal.setitimer(timer, limit)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for _, timer, _ in timers:
+            signal.setitimer(timer, 0)
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def run_case(name: str, target: Target, number: int, scratch: Path) -> str:
@@ -451,10 +455,10 @@ def main() -> None:
             print(f"seed {SEED}, {name} {number}: {run_case(name, target, number, Path(folder))}")
 
 
-def bound_memory() -> None:
-    """Lets this process have `MEMORY` bytes more than it has."""
+def bound_memory(more: int = MEMORY) -> None:
+    """Let this process have so many bytes more than it has."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY
+    most = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 

@@ -25,14 +25,12 @@ import io
 import json
 import os
 import random
-import resource
 import shutil
-import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +40,7 @@ import yaml
 from fdaudit.cli.app import main as command_line
 from fdaudit.storage.digests import canonical
 
+from .fuzzing import Hang, bound_memory, watched
 from .fuzzing import _places as places_in
 
 SEED = 21
@@ -53,10 +52,6 @@ MEMORY = 1 << 30
 """Bytes that a command may take beyond those of the libraries."""
 SENTINEL = "sentinel_of_the_fuzzer"
 OUTSIDE = "outside"
-
-
-class Hang(BaseException):
-    """No `Exception`, so that nobody swallows it."""
 
 
 @dataclass(frozen=True)
@@ -140,16 +135,11 @@ def disturbed(value: Any, draws: random.Random) -> tuple[Any, str]:
     return value, f"{way.__name__.strip('_')} {str(key)[:40]!r}"
 
 
-def _put_number(node: Any, key: Any, places: Any, draws: random.Random) -> None:
-    node[key] = draws.choice(NUMBERS)
+def _put(values: tuple[Any, ...]) -> Callable[[Any, Any, Any, random.Random], None]:
+    def put(node: Any, key: Any, places: Any, draws: random.Random) -> None:
+        node[key] = copy.deepcopy(draws.choice(values))
 
-
-def _put_text(node: Any, key: Any, places: Any, draws: random.Random) -> None:
-    node[key] = draws.choice(TEXTS)
-
-
-def _put_shape(node: Any, key: Any, places: Any, draws: random.Random) -> None:
-    node[key] = copy.deepcopy(draws.choice(SHAPES))
+    return put
 
 
 def _drop(node: Any, key: Any, places: Any, draws: random.Random) -> None:
@@ -204,7 +194,8 @@ def _products(node: Any, key: Any, places: Any, draws: random.Random) -> None:
 
 
 _WAYS = (
-    *(_put_number, _put_text, _put_text, _put_shape, _drop, _rename, _double, _swap, _nest, _retype, _retype),
+    *(_put(NUMBERS), _put(TEXTS), _put(TEXTS), _put(SHAPES), _drop, _rename, _double, _swap, _nest),
+    *(_retype, _retype),
     _products,
 )
 
@@ -603,26 +594,6 @@ def _template_of(case: Path) -> Path:
 # -- cases --------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _watched() -> Iterator[None]:
-    """Raise `Hang` when the block takes too much processor time, or waits for ever."""
-
-    def bark(*_: object) -> None:
-        raise Hang
-
-    signals = ((signal.SIGPROF, signal.ITIMER_PROF, PATIENCE), (signal.SIGALRM, signal.ITIMER_REAL, BLOCKED))
-    before = [(number, signal.signal(number, bark)) for number, _, _ in signals]
-    for _, timer, seconds in signals:
-        signal.setitimer(timer, seconds)
-    try:
-        yield
-    finally:
-        for _, timer, _ in signals:
-            signal.setitimer(timer, 0)
-        for number, handler in before:
-            signal.signal(number, handler)
-
-
 def run_command(arguments: list[object]) -> tuple[int, str, str]:
     """Run a command in this process; return its exit code, what it printed, and its errors.
 
@@ -686,7 +657,7 @@ def _changed(kind: Kind, case: Path, draws: random.Random) -> tuple[list[str], b
 
 def _judged(kind: Kind, case: Path, command: str, sealed: bool) -> tuple[str, str]:
     try:
-        with _watched():
+        with watched(BLOCKED, PATIENCE):
             code, out, errors = run_command(kind.commands[command](case))
     except Hang:
         return "finding", f"takes more than {PATIENCE:g} s of processor time, or waits for ever"
@@ -728,7 +699,7 @@ def main() -> None:
         (home / "cases" / OUTSIDE / "private.txt").write_text("PRIVATE-OUTSIDE\n")
         os.chdir(home / "cases" / OUTSIDE)
         _warm_up(name, templates, home / "cases")
-        bound_memory()
+        bound_memory(MEMORY)  # once the libraries are loaded
         for number in range(first, last + 1):
             outcome, problem = run_case(name, number, templates, home / "cases")
             print(json.dumps([number, outcome, problem]), flush=True)
@@ -743,13 +714,6 @@ def _warm_up(name: str, templates: Path, scratch: Path) -> None:
         assert code == 0, f"{name}, {command}: {out[-300:]}{errors[-300:]}"
         assert not KINDS[name].differs(case, command, False), f"{name}, {command}"
         shutil.rmtree(case)
-
-
-def bound_memory() -> None:
-    """Let this process have `MEMORY` bytes more than it has, once it has loaded what every command loads."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 if __name__ == "__main__":

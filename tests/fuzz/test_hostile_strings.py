@@ -24,8 +24,9 @@ from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.manifest import read_manifest, write_manifest
 
 from ..audit.test_red_team import SPEC, guesses
+from ..helpers.command import Cli
 from ..helpers.report_cases import Document
-from ..helpers.run_cases import cli, write_spec
+from ..helpers.run_cases import write_spec
 
 MARKUP = "<script>document.title='owned'</script>\"'><img src=x onerror=alert(1)>"
 TEMPLATE = "{{ 7 * 7 }}{% raw %}{{ cycler.__init__.__globals__ }}"
@@ -89,16 +90,14 @@ def with_text(path: tuple[str, ...], text: str) -> dict[str, Any]:
 
 
 @pytest.mark.thorough
-def test_in_every_text_of_a_spec(
-    payload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_in_every_text_of_a_spec(payload: str, tmp_path: Path, cli: Cli) -> None:
     places = text_fields()
     assert len(places) >= 15
     refused = 0
     for number, place in enumerate(places):
         spec = write_spec(tmp_path / f"{number}.yaml", with_text(place, payload))
         out = tmp_path / f"run{number}"
-        code, said, error = cli(monkeypatch, capsys, "run", spec, "--out", out)
+        code, said, error = cli("run", spec, "--out", out)
         quiet(said, error)
         if code == 0:
             inert((out / "report" / "index.html").read_text("utf-8"))
@@ -170,17 +169,12 @@ def spoil(run: Path, name: str, payload: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("place", EDITS)
 def test_in_every_text_of_a_transcript(
-    payload: str,
-    place: str,
-    home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    payload: str, place: str, home: Path, tmp_path: Path, cli: Cli
 ) -> None:
     run = Path(shutil.copytree(home / "run", tmp_path / "run"))
     spoil(run, place, payload)
     for command in (("verify", run), ("ledger", run), ("attack", run, "analytic"), ("report", run)):
-        code, out, err = cli(monkeypatch, capsys, *command)
+        code, out, err = cli(*command)
         quiet(out, err)
         assert code in (0, 1, 2, 3), command
         assert len(out + err) < 100_000, command
@@ -211,19 +205,12 @@ def test_in_every_text_of_an_exported_view(payload: str, place: str, home: Path,
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("field", ["name", "adversary", "view", "source", "assumes", "target"])
-def test_in_every_text_of_guesses(
-    payload: str,
-    field: str,
-    home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_in_every_text_of_guesses(payload: str, field: str, home: Path, tmp_path: Path, cli: Cli) -> None:
     copied = Path(shutil.copytree(home, tmp_path / "home"))
     changes: dict[str, Any] = {field: [payload] if field == "assumes" else payload}
     if field == "target":
         changes = {"label_distribution": [{"target": payload, "distribution": [0.1] * 10}]}
-    code, out, err = cli(monkeypatch, capsys, "score", copied / "run", guesses(copied, **changes))
+    code, out, err = cli("score", copied / "run", guesses(copied, **changes))
     quiet(out, err)
     if code == 0:
         assert field in ("source", "assumes")

@@ -24,8 +24,9 @@ from fdaudit.storage.files import load_json, parse_json
 from fdaudit.storage.tables import csv_text
 from fdaudit.transcript.manifest import MANIFEST, verify
 
+from ..helpers.command import Cli
 from ..helpers.evidence_cases import SPEC
-from ..helpers.run_cases import cli, finished
+from ..helpers.run_cases import finished
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +74,10 @@ def test_other_json_is_what_it_was(value: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_a_name_given_twice_in_guesses_is_refused_by_the_command(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_given_twice_in_guesses_is_refused_by_the_command(run: Path, tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "guesses.json"
     path.write_text('{"schema": "fdaudit-guesses/1", "name": "one", "name": "two"}', encoding="utf-8")
-    code, _, error = cli(monkeypatch, capsys, "score", run, path)
+    code, _, error = cli("score", run, path)
     assert code == 2
     assert "the name 'name' stands twice" in error
 
@@ -132,23 +131,19 @@ TIMES = (
 
 
 @pytest.mark.parametrize("text", TIMES, ids=range(len(TIMES)))
-def test_malformed_times_are_one_error(
-    text: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_malformed_times_are_one_error(text: str, run: Path, cli: Cli) -> None:
     (run / "timings.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(RunError, match="does not hold seconds by stage"):
         fdaudit.report(fdaudit.load(run))
-    code, _, error = cli(monkeypatch, capsys, "report", run)
+    code, _, error = cli("report", run)
     assert (code, error.count("\n")) == (2, 1)
     assert not (run / "report").exists() or not list((run / "report").iterdir())
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "{}", '{"id": 3}', "null"])
-def test_a_file_that_is_no_outcome_is_one_error(
-    text: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_outcome_is_one_error(text: str, run: Path, cli: Cli) -> None:
     (run / "attacks" / "server-loss-threshold.json").write_text(text)
-    code, _, error = cli(monkeypatch, capsys, "run", "--resume", "--no-report", "--out", run)
+    code, _, error = cli("run", "--resume", "--no-report", "--out", run)
     assert (code, error.count("\n")) == (3, 1), error
     assert "attacks/server-loss-threshold.json is no outcome of an attack" in error
 
@@ -160,18 +155,7 @@ def test_a_run_without_times_has_a_report(run: Path) -> None:
 
 # -- tables -------------------------------------------------------------------------------------------------------
 
-FORMULAS = (
-    "=cmd|' /C calc'!A0",
-    "+1+1",
-    "-2+3",
-    "@SUM(A1)",
-    "\t=1",
-    "\n=1",
-    " =1",
-    "\uff1d1",
-    "-",
-    "=",
-)
+FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\n=1", " =1", "\uff1d1", "-", "=")
 
 
 @pytest.mark.parametrize("text", FORMULAS)
@@ -251,9 +235,7 @@ def test_a_strong_key_is_taken() -> None:
         refuse_weak(Ed25519PrivateKey.generate().public_key())
 
 
-def test_under_a_key_of_small_order_anybody_signs(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_under_a_key_of_small_order_anybody_signs(made: Path, tmp_path: Path, cli: Cli) -> None:
     """S = 1 and R = the base point: right for every message under the neutral element, if that were a key."""
     forged = BASE.to_bytes(32, "little") + (1).to_bytes(32, "little")
     key_of(1).verify(forged, b"whatever")
@@ -262,6 +244,6 @@ def test_under_a_key_of_small_order_anybody_signs(
     envelope = json.loads(path.read_bytes())
     envelope["signatures"] = [{"keyid": "", "sig": base64.b64encode(forged).decode()}]
     path.write_text(json.dumps(envelope, sort_keys=True, separators=(",", ":")) + "\n", encoding="utf-8")
-    code, _, error = cli(monkeypatch, capsys, "verify", bundle, "--key", pem(tmp_path, 1))
+    code, _, error = cli("verify", bundle, "--key", pem(tmp_path, 1))
     assert code == 2
     assert "small order" in error

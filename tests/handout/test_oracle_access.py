@@ -122,19 +122,18 @@ def votes(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
     return fdaudit.run(made, tmp_path_factory.mktemp("votes") / "run")
 
 
-def test_a_server_that_hears_an_aggregator_alone_asks_no_client(votes: fdaudit.Run) -> None:
+def test_a_server_asks_whom_it_hears(votes: fdaudit.Run) -> None:
     found = answering(votes)
     assert found.oracle(["server"], "hard") is None
     assert votes.ledger("server").finite
-
-
-def test_a_server_that_colludes_with_the_aggregator_hears_every_answer(votes: fdaudit.Run) -> None:
     handle = answering(votes).oracle(["server", "aggregator"], "hard")
     assert handle is not None
     assert handle.models == ("client/0", "client/1", "client/2")
     assert votes.ledger("server+aggregator").epsilon == math.inf
     assert answering(votes).oracle(["server", "eavesdropper"], "hard") is not None
     assert answering(votes).oracle(["aggregator"], "hard") is None, "the server asks, not the aggregator"
+    told = {o["name"]: o["available_to"] for o in votes.result.plain()["oracles"]}
+    assert told == {"chosen-samples": ["server+aggregator"], "released-model": ["world"]}
 
 
 def test_private_training_of_another_model_protects_no_answer(tmp_path: Path) -> None:
@@ -230,11 +229,6 @@ def test_an_attack_that_is_run_again_gets_new_noise_on_new_questions(
 
 def run_at(asked: dict[str, Any], folder: Path) -> RunDirectory:
     return fdaudit.run(asked, folder / "run").opened
-
-
-def test_the_result_names_who_may_ask(votes: fdaudit.Run) -> None:
-    told = {o["name"]: o["available_to"] for o in votes.result.plain()["oracles"]}
-    assert told == {"chosen-samples": ["server+aggregator"], "released-model": ["world"]}
 
 
 # -- a budget -------------------------------------------------------------------------------------------------------

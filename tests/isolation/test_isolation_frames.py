@@ -48,7 +48,7 @@ def crossed(guesses: tuple[Any, ...]) -> tuple[Any, ...]:
     return guesses_of(found.fields["guesses"], found.tensors, 8)
 
 
-def test_what_is_sent_arrives():
+def test_tensors_arrive_plain_and_counted_from_their_bytes() -> None:
     x, stream = torch.rand(3, 1, 4, 4), io.BytesIO()
     send(stream, "question", {"of": "client/0"}, {"samples": x, "again": x})
     send(stream, "ready", {}, {})
@@ -59,9 +59,6 @@ def test_what_is_sent_arrives():
     assert (second.kind, second.fields, second.tensors) == ("ready", {}, {})
     with pytest.raises(EndedError):
         receive(stream)
-
-
-def test_a_tensor_of_another_class_arrives_plain_and_is_counted_from_its_bytes():
     guess = Membership(target="client/0", scores=torch.arange(4.0).as_subclass(Lazy))
     assert len(guess.scores) == 0
     (found,) = crossed((guess,))

@@ -74,7 +74,7 @@ def test_many_pairs_are_bounded(monkeypatch):
     assert auc_p_value(-scores, member, pair=pair) == 1.0
 
 
-def test_without_pairs_it_is_the_share_of_choices_of_members():
+def test_without_pairs_it_is_the_share_of_choices_and_no_pairs_are_refused() -> None:
     scores, members = np.array([5.0, 4.0, 3.5, 2.0, 1.0, 0.5, 0.2]), 3
     member = np.array([True, True, False, True, False, False, False])
     found = auc(scores, member)
@@ -82,6 +82,8 @@ def test_without_pairs_it_is_the_share_of_choices_of_members():
     hits = sum(auc(scores, np.isin(np.arange(7), c)) >= found - 1e-12 for c in every)
     assert auc_p_value(scores, member) == pytest.approx(hits / len(every))
     assert auc_p_value(np.ones(7), member) == 1.0
+    with pytest.raises(UsageError, match="pair"):
+        auc_p_value([1.0, 2.0], [True, False], pair=[0, 1])
 
 
 def test_the_tail_of_a_true_positive_rate_is_that_of_a_random_order():
@@ -107,8 +109,3 @@ def test_the_tail_of_a_true_positive_rate_is_hypergeometric(members, others, det
 def test_ties_share_their_mean_rank(values):
     doubled = doubled_ranks(np.asarray([*values, math.inf], float))
     assert doubled.tolist() == (2 * scipy.stats.rankdata([*values, math.inf])).tolist()
-
-
-def test_pairs_that_are_none_are_refused():
-    with pytest.raises(UsageError, match="pair"):
-        auc_p_value([1.0, 2.0], [True, False], pair=[0, 1])

@@ -49,23 +49,19 @@ def test_the_p_value_counts_assignments(sizes: list[int], seed: int, n: int) -> 
     assert chance == pytest.approx(np.mean(right) / n)
 
 
-def test_ten_classes_in_halves_all_right() -> None:
+def test_p_values_of_assignments_by_hand() -> None:
     halves = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     p, chance = relabelled_p_value(range(10), range(10), halves, _rng())
     assert p == pytest.approx(1 / math.factorial(5) ** 2)
     assert chance == pytest.approx(0.2)
-
-
-def test_one_withheld_class_can_never_be_significant() -> None:
     p, chance = relabelled_p_value([3], [3], [[3]], _rng())
     assert (p, chance) == (1.0, 1.0)
-
-
-def test_many_classes_are_sampled_and_never_give_nought() -> None:
     p, chance = relabelled_p_value(range(12), range(12), [list(range(12))], _rng())
     assert p == pytest.approx(1 / 20_000)
     assert chance == pytest.approx(1 / 12)
     assert relabelled_p_value(range(12), np.roll(range(12), 1), [list(range(12))], _rng())[0] == 1.0
+    with pytest.raises(UsageError, match="leaves out"):
+        relabelled_p_value([0, 1], [0, 1], [[0]], _rng())
 
 
 def test_without_a_leak_the_p_value_keeps_its_level() -> None:
@@ -76,11 +72,6 @@ def test_without_a_leak_the_p_value_keeps_its_level() -> None:
         found.append(relabelled_p_value(range(5), draws.permutation(5)[shown], [list(range(5))], _rng())[0])
     for level in (0.01, 0.05, 0.2):
         assert np.mean(np.array(found) <= level) <= level + 3 * math.sqrt(level / 2000)
-
-
-def test_a_class_in_no_set_is_refused() -> None:
-    with pytest.raises(UsageError, match="leaves out"):
-        relabelled_p_value([0, 1], [0, 1], [[0]], _rng())
 
 
 def _score(guess, labels, x, y, **more):
@@ -104,13 +95,10 @@ def test_accuracy_by_hand() -> None:
     assert "no auxiliary data" in found["evaluator_prior"].unavailable
 
 
-def test_without_withheld_classes_there_is_no_p_value() -> None:
+def test_classes_are_counted_once_and_without_withheld_ones_there_is_no_p_value() -> None:
     found = _score([_flat(0.1)], [torch.tensor([1])], [RECORDS], [CLASSES])
     assert found["evaluator_accuracy"].p is None
     assert found["evaluator_chance"].value is None
-
-
-def test_a_guess_that_targets_share_counts_once_and_classes_not_held_are_left_out() -> None:
     guess, labels = _flat(0.1, 0.2, 0.7), torch.tensor([1, 2, 7])
     found = _score([guess, guess], [labels, labels], [RECORDS, RECORDS[:2]], [CLASSES, CLASSES[:2]])
     assert found["evaluator_accuracy"].n == 2

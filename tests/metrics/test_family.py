@@ -177,23 +177,17 @@ def test_an_auc_is_significant_exactly_above_its_floor() -> None:
     assert {above for above, _ in seen} == {True, False}
 
 
-def test_few_coins_leave_no_auc_that_would_be_significant() -> None:
+def test_families_without_tests_or_with_few_coins_show_nothing() -> None:
     found = reflip(
         {"a": {"client/0": Pairs(np.arange(3) + 9.0, np.arange(3.0))}}, np.random.default_rng(14), level=LEVEL
     )
     assert min(found.p.values()) > LEVEL
     assert found.floors["a", None, "auc"] >= 1
-
-
-def test_holm_is_the_least_level_at_which_the_procedure_rejects() -> None:
+    found = reflip({}, np.random.default_rng(15), level=LEVEL)
+    assert (found.p, found.floors, found.coins) == ({}, {}, 0)
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([]) == []
     assert holm([0.9, 0.8]) == [1.0, 1.0]
-
-
-def test_nothing_to_test_is_an_empty_family() -> None:
-    found = reflip({}, np.random.default_rng(15), level=LEVEL)
-    assert (found.p, found.floors, found.coins) == ({}, {}, 0)
 
 
 @pytest.mark.parametrize(

@@ -172,11 +172,15 @@ def test_p_is_the_share_of_ways_to_draw_the_records_that_do_as_well() -> None:
     assert np.mean([f["identification"].p for f in p]) == pytest.approx(exact, rel=0.3)
 
 
-def test_one_record_is_never_less_likely_by_chance_than_its_gallery_is_large() -> None:
+def test_one_record_or_none_besides_is_no_identification() -> None:
     x, _ = faces(rng(8), people=6, photographs=1)
     found = figures(identify(Gallery(x, np.zeros(6, np.int64)), [Probe("c", x[:1], np.array([0]))], rng(9)))
     assert found["identification"].value == 1.0
     assert found["identification"].p == pytest.approx(1 / 6, rel=0.5)
+    x, _ = faces(rng(24), people=4, photographs=1)
+    found = figures(identify(Gallery(x, np.arange(4)), [Probe("c", x, np.arange(4))], rng(25)))
+    assert found["identification"].value is None
+    assert "no other records" in found["identification"].unavailable
 
 
 def test_a_duplicate_in_the_gallery_is_no_wrong_answer() -> None:
@@ -188,7 +192,7 @@ def test_a_duplicate_in_the_gallery_is_no_wrong_answer() -> None:
     assert found.ranks["c"][0].of == 21  # ten others are true, and copies count once
 
 
-def test_guesses_without_contrast_identify_nobody() -> None:
+def test_contrast_changes_no_correlation_and_without_it_nobody_is_identified() -> None:
     x, _ = faces(rng(12), people=30, photographs=1)
     for grey in (torch.zeros(5, 1, 28, 23), torch.full((5, 1, 28, 23), 0.5)):
         found = figures(
@@ -196,9 +200,6 @@ def test_guesses_without_contrast_identify_nobody() -> None:
         )
         assert found["identification"].p is not None
         assert found["identification"].p > 0.05
-
-
-def test_contrast_and_brightness_of_a_guess_change_no_correlation() -> None:
     x, _ = faces(rng(14), people=12, photographs=1)
     faint = resemblances(0.2 * x[:4] + 0.6, x)
     for name, values in resemblances(x[:4], x).items():
@@ -235,13 +236,6 @@ def test_a_person_is_recognised_by_other_photographs() -> None:
     rate = figures(identify(gallery, [Probe("c", blind, rows)], rng(23)))["identity_identification"]
     assert rate.p is not None
     assert rate.p > 0.05
-
-
-def test_without_other_records_there_is_no_test() -> None:
-    x, _ = faces(rng(24), people=4, photographs=1)
-    found = figures(identify(Gallery(x, np.arange(4)), [Probe("c", x, np.arange(4))], rng(25)))
-    assert found["identification"].value is None
-    assert "no other records" in found["identification"].unavailable
 
 
 def test_targets_are_tested_apart_and_together() -> None:

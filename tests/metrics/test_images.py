@@ -28,9 +28,15 @@ def test_psnr_of_a_shift(seed: int, d: float, down: bool) -> None:
     assert psnr(a, b).numpy() == pytest.approx(-20 * math.log10(d), abs=1e-6)
 
 
-def test_psnr_of_identical_images_is_infinite() -> None:
+def test_identical_images_have_infinite_psnr_and_ssim_one() -> None:
     a = _images(0, c=3)
     assert torch.equal(psnr(a, a), torch.full((3,), torch.inf, dtype=torch.float64))
+    a, b = _images(3, c=3), _images(4, c=3)
+    assert ssim(a, a).numpy() == pytest.approx(1)
+    assert ssim(a, b).numpy() == pytest.approx(ssim(b, a).numpy())
+    assert (ssim(a, b) < 0.9).all()
+    with pytest.raises(UsageError, match="too small"):
+        ssim(torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2, 8))
 
 
 @settings(max_examples=25, deadline=None)
@@ -113,13 +119,6 @@ def test_ssim_of_nearly_flat_images_is_right_to_what_it_says(contrast: float) ->
     assert ssim(a, b).numpy() == pytest.approx(np.array(reference), abs=2e-3)
 
 
-def test_ssim_is_one_for_identical_images_and_symmetric() -> None:
-    a, b = _images(3, c=3), _images(4, c=3)
-    assert ssim(a, a).numpy() == pytest.approx(1)
-    assert ssim(a, b).numpy() == pytest.approx(ssim(b, a).numpy())
-    assert (ssim(a, b) < 0.9).all()
-
-
 def test_ssim_does_not_depend_on_how_many_images_are_in_memory_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,11 +127,6 @@ def test_ssim_does_not_depend_on_how_many_images_are_in_memory_together(
     for values in (1, 12 * 12 * 2, 12 * 12 * 4):
         monkeypatch.setattr("fdaudit.metrics.images.similarity._AT_ONCE", values)
         assert torch.equal(ssim(a, b), together)
-
-
-def test_ssim_refuses_images_without_structure() -> None:
-    with pytest.raises(UsageError, match="too small"):
-        ssim(torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2, 8))
 
 
 @settings(max_examples=50, deadline=None)
@@ -155,14 +149,11 @@ def test_matching_undoes_a_shuffle(seed: int, n: int) -> None:
     assert torch.equal(truth[order][match(truth[order], truth)], truth)
 
 
-def test_matching_with_more_guesses_and_with_fewer() -> None:
+def test_matching_takes_more_and_fewer_guesses_and_nearly_exact_ones() -> None:
     truth = _images(5, 4)
     more = torch.cat([_images(6, 2), truth.flip(0)])
     assert match(more, truth).tolist() == [5, 4, 3, 2]
     assert match(truth[[2]], truth).tolist() == [-1, -1, 0, -1]
-
-
-def test_matching_tells_nearly_exact_guesses_apart() -> None:
     truth = torch.full((2, 1, 8, 8), 0.5, dtype=torch.float64)
     truth[1] += 1e-9
     assert match(truth.flip(0), truth).tolist() == [1, 0]

@@ -7,25 +7,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, f1_score
 
 from fdaudit.errors import UsageError
 from fdaudit.metrics import (
     SMOOTHING,
+    Chance,
     accuracy,
     accuracy_figure,
     bytes_figure,
     bytes_on_wire,
     chebyshev,
     clopper_pearson,
+    constant_accuracy,
     kl_divergence,
     label_overlap,
     label_recovery_figures,
     macro_f1,
     mean_and_worst,
+    near_chance,
+    score_extraction,
     score_label_distribution,
     total_variation,
 )
+from fdaudit.result import CurvePoint, FinalUtility
 from fdaudit.transcript.messages import Message
 from fdaudit.types import Figure
 
@@ -65,7 +71,7 @@ def test_what_is_no_distribution_is_refused(bad: list[float]) -> None:
         total_variation([0.5, 0.5], bad)
 
 
-def test_label_distribution_stands_next_to_its_prior() -> None:
+def test_label_distributions_stand_beside_priors_or_are_unavailable() -> None:
     figures = score_label_distribution([1.0, 0.0], [0.9, 0.1])
     assert figures["label_tv"].value == pytest.approx(0.1)
     assert figures["label_tv_prior"].value == pytest.approx(0.5)
@@ -73,6 +79,11 @@ def test_label_distribution_stands_next_to_its_prior() -> None:
     told = score_label_distribution([1.0, 0.0], [0.9, 0.1], prior=[1.0, 0.0])
     assert told["label_kl_prior"].value == 0
     assert told["label_kl"].unit == "nats"
+    rng = np.random.default_rng(0)
+    assert all(f.value is None for f in label_recovery_figures(None, [[1]], [1], rng))
+    assert all("true labels" in f.unavailable for f in label_recovery_figures([[1]], None, [1], rng))
+    right, prior = label_recovery_figures([[1]], [[1]], None, rng)
+    assert (right.value, prior.value) == (1, None)
 
 
 def test_labels_are_compared_as_multisets() -> None:
@@ -84,14 +95,6 @@ def test_labels_are_compared_as_multisets() -> None:
     assert (right.low, right.high) == clopper_pearson(3, 4)[:2]
     # Two fair coins against {0, 1}: overlap 2 with chance 1/2, else 1: 0.75 on average.
     assert prior.value == pytest.approx(0.75, abs=0.05)
-
-
-def test_labels_that_are_not_there_are_unavailable() -> None:
-    rng = np.random.default_rng(0)
-    assert all(f.value is None for f in label_recovery_figures(None, [[1]], [1], rng))
-    assert all("true labels" in f.unavailable for f in label_recovery_figures([[1]], None, [1], rng))
-    right, prior = label_recovery_figures([[1]], [[1]], None, rng)
-    assert (right.value, prior.value) == (1, None)
 
 
 _PREDICTIONS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
@@ -165,3 +168,111 @@ def test_the_mean_never_comes_without_the_worst() -> None:
     assert all("no candidates" in f.unavailable for f in none)
     with pytest.raises(UsageError):
         mean_and_worst({}, rng)
+
+
+# -- warnings about final models near chance -----------------------------------------------------------------------
+
+
+CHANCE = constant_accuracy([0] * 30 + [1] * 50 + [2] * 20)  # always naming class 1 reaches 50 %
+
+
+def row(party: str, right: int, line: str = "fedkd", n: int = 100) -> FinalUtility:
+    interval = clopper_pearson(right, n)
+    figure = Figure(name="accuracy", value=right / n, low=interval.low, high=interval.high)
+    return FinalUtility(line=line, party=party, figure=figure)
+
+
+def at(number: int, value: float, party: str = "server") -> CurvePoint:
+    return CurvePoint(line="fedkd", round=number, party=party, accuracy=value)
+
+
+@pytest.mark.parametrize(("right", "warned"), [(10, True), (50, True), (58, True), (62, False), (95, False)])
+def test_a_model_is_near_chance_if_its_interval_reaches_a_constant_answer(right: int, warned: bool) -> None:
+    assert bool(near_chance([row("server", right)], [], "fedkd", CHANCE)) == warned
+
+
+def test_the_warning_names_model_level_and_cause_of_reference_lines_too() -> None:
+    (said,) = near_chance([row("server", 40)], [at(0, 0.3), at(9, 0.4)], "fedkd", CHANCE)
+    assert said.startswith("The model of server ends near chance: server has 40.0% on test records")
+    assert "the most frequent class reaches 50.0%" in said
+    assert "smaller learning rate" in said
+    (said,) = near_chance([row("server", 10)], [at(3, 0.8), at(9, 0.1)], "fedkd", CHANCE)
+    assert "It had 80.0% after round 3: training diverged" in said
+    rows = [row("server", 90), row("client/0", 10, "centralized")]
+    (said,) = near_chance(rows, [at(3, 0.8)], "centralized", CHANCE)
+    assert said.startswith("The model of client/0 ends near chance: client/0 has 10.0% on test records")
+
+
+def test_without_a_server_s_model_every_client_of_the_protocol_counts() -> None:
+    rows = [row("client/0", 90), row("client/1", 20), row("client/2", 30)]
+    (said,) = near_chance(rows, [], "fedkd", CHANCE)
+    assert said.startswith("2 of 3 models end near chance: client/1 has 20.0%")
+    assert not near_chance([row("server", 90), *rows], [], "fedkd", CHANCE)
+    assert not near_chance([row("server", 90), row("client/0", 1, "standalone")], [], "fedkd", CHANCE)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "warned"), [(0.6, 0.48, True), (0.6, 0.52, False), (0.49, None, True)]
+)
+def test_of_several_labels_the_level_is_one_half(value: float, low: float | None, warned: bool) -> None:
+    figure = Figure(name="mean_auc", value=value, low=low)
+    rows = [FinalUtility(line="fedkd", party="server", figure=figure)]
+    assert bool(near_chance(rows, [], "fedkd", Chance(0.5, "guessing"))) == warned
+
+
+# -- agreement of a copy with a model ------------------------------------------------------------------------------
+
+
+CLASSES = st.lists(st.integers(0, 3), min_size=12, max_size=60)
+
+
+def test_a_perfect_copy_agrees_everywhere_and_a_baseline_in_its_own_share():
+    model = np.arange(200) % 10
+    baseline = np.where(np.arange(200) < 150, model, (model + 1) % 10)
+    found = score_extraction(model, model, baseline, model)
+    assert found["agreement"].value == found["accuracy"].value == found["accuracy_model"].value == 1.0
+    assert found["agreement_baseline"].value == 0.75
+    assert found["agreement_gain"].value == pytest.approx(0.25)
+    assert found["agreement_gain"].p == pytest.approx(0.5**50)
+    assert 0 < found["agreement_gain"].low < found["agreement_gain"].high <= 0.25
+
+
+def test_the_stronger_baseline_counts_and_nothing_known_is_seldom_better() -> None:
+    model = np.where(np.arange(100) < 90, 0, 1)
+    found = score_extraction(model, model, np.full(100, 5), model)
+    assert found["agreement_baseline"].value == 0.9
+    assert found["agreement_baseline"].note == "of the most frequent class"
+    rng = np.random.default_rng(0)
+    below = 0
+    for _ in range(400):
+        model, copied, baseline = rng.integers(10, size=(3, 120))
+        below += score_extraction(copied, model, baseline, model)["agreement_gain"].p <= 0.05
+    assert below <= 33  # 99.9 % of Binomial(400, 0.05)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), model=CLASSES)
+def test_the_p_value_is_that_of_mcnemars_exact_test_and_the_interval_holds_the_gain(data, model):
+    model = np.array(model)
+    some = st.lists(st.integers(0, 3), min_size=len(model), max_size=len(model))
+    copied, baseline = np.array(data.draw(some)), np.array(data.draw(some))
+    found = score_extraction(copied, model, baseline, model)
+    constant = np.full(len(model), np.bincount(model).argmax())
+    other = baseline if (baseline == model).sum() >= (constant == model).sum() else constant
+    better = int(((copied == model) & (other != model)).sum())
+    worse = int(((copied != model) & (other == model)).sum())
+    gain = found["agreement_gain"]
+    assert gain.value == pytest.approx((better - worse) / len(model))
+    assert gain.low <= gain.value <= gain.high
+    expected = binomtest(better, better + worse, alternative="greater").pvalue if better + worse else 1.0
+    assert gain.p == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [(([0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2]), "copied"), (([0], [0], [0], []), "true")],
+)
+def test_bad_input_is_one_error(values, field):
+    with pytest.raises(UsageError) as caught:
+        score_extraction(*values)
+    assert caught.value.field == field

@@ -225,7 +225,7 @@ def test_scores_that_are_all_equal_show_nothing_whatever_the_order():
     )
 
 
-def test_infinite_scores_are_the_most_certain():
+def test_infinite_scores_are_certain_and_one_kind_of_record_is_a_toss() -> None:
     member = np.arange(64) < 32
     scores = np.where(member, math.inf, -math.inf)
     pair = np.tile(np.arange(32), 2)
@@ -233,9 +233,6 @@ def test_infinite_scores_are_the_most_certain():
         scores, member, 0.0, design="matched-pairs", relation="replace-one", pair=pair
     )
     assert found == pytest.approx(most_contradictable(32, 0.0, 1 - 0.05 / 6), abs=1e-6)
-
-
-def test_all_members_or_none_is_a_toss_like_any_other():
     assert epsilon_lower_bound([0.1, 0.2, 0.3], [True] * 3, 0.0) == 0.0
 
 

@@ -68,13 +68,16 @@ def test_tpr_rises_with_fpr_and_meets_its_definition(case: tuple[np.ndarray, np.
         assert tpr == pytest.approx(max(allowed))
 
 
-def test_ties_at_the_threshold_are_no_detections() -> None:
+def test_infinite_scores_count_and_ties_are_no_detections() -> None:
     member = np.repeat([True, False], 100)
     assert tpr_at_fpr(np.ones(200), member, 0.5) == 0
     assert auc(np.ones(200), member) == 0.5
     scores = np.concatenate([np.ones(100), np.zeros(98), np.ones(2)])
     assert tpr_at_fpr(scores, member, 0.01) == 0
     assert tpr_at_fpr(scores, member, 0.02) == 1
+    scores, member = [np.inf, 3, -np.inf, -np.inf], [True, False, True, False]
+    assert auc(scores, member) == pytest.approx((1 + 1 + 0 + 0.5) / 4)
+    assert balanced_accuracy(scores, member, np.random.default_rng(0)) in (0, 0.25, 0.5, 0.75, 1)
 
 
 def test_an_fpr_out_of_reach_is_refused() -> None:
@@ -99,12 +102,6 @@ def test_rounding_of_the_rate_costs_no_negative(fpr: float, others: int) -> None
     scores = np.concatenate([[others - allowed - 0.5], np.arange(others)])
     member = np.arange(others + 1) == 0
     assert tpr_at_fpr(scores, member, fpr) == 1
-
-
-def test_infinite_scores_are_scores() -> None:
-    scores, member = [np.inf, 3, -np.inf, -np.inf], [True, False, True, False]
-    assert auc(scores, member) == pytest.approx((1 + 1 + 0 + 0.5) / 4)
-    assert balanced_accuracy(scores, member, np.random.default_rng(0)) in (0, 0.25, 0.5, 0.75, 1)
 
 
 @pytest.mark.parametrize("make", [list, torch.tensor, np.asarray])
@@ -170,15 +167,12 @@ def test_balanced_accuracy_nears_the_best_threshold() -> None:
     assert figure.low < 0.8413 < figure.high
 
 
-def test_pair_accuracy_against_its_definition() -> None:
+def test_pair_accuracy_tells_apart_within_pairs_as_defined() -> None:
     scores, member, pair = [3, 1, 5, 5, 0, 2], [1, 0, 1, 0, 1, 0], [7, 7, 8, 8, 2, 2]
     assert pair_accuracy(scores, member, pair) == pytest.approx((1 + 0.5 + 0) / 3)
     figure = pair_accuracy_figure(scores, member, pair)
     assert figure.low < 0.5 < figure.high
     assert "1 ties" in figure.note
-
-
-def test_pairs_that_share_much_are_told_apart_within_but_not_across() -> None:
     scores, member, pair = _pairs(np.random.default_rng(2), 500, 2, shared=10)
     assert pair_accuracy(scores, member, pair) > 0.85
     assert auc(scores, member) < 0.65

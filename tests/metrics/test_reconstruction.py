@@ -106,7 +106,7 @@ def test_lpips_with_a_network_stands_next_to_its_prior() -> None:
     assert [image.lpips for image in score.images] == [0] * 6
 
 
-def test_showing_the_class_mean_gains_nothing() -> None:
+def test_showing_the_class_mean_gains_nothing_and_noise_loses() -> None:
     truth, labels = _classes(_rng(0), 16, 0.1)
     aux, aux_labels = _classes(_rng(1), 400, 0.1)
     guess = torch.stack([aux[torch.from_numpy(aux_labels == y)].mean(0) for y in labels])
@@ -114,6 +114,11 @@ def test_showing_the_class_mean_gains_nothing() -> None:
     assert f["psnr"].value > 18
     assert f["psnr_gain"].value == pytest.approx(0, abs=1e-3)
     assert f["ssim_gain"].value <= 1e-3
+    aux, aux_labels = _classes(_rng(1), 80, 0.1)
+    guess = torch.from_numpy(_rng(3).random(truth.shape)).float()
+    f = _score(guess, truth, aux, labels, aux_labels).figures
+    assert f["psnr_gain"].high < 0
+    assert f["mse_gain"].high < 0
 
 
 def test_the_prior_guesses_once_by_a_strategy_that_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,15 +131,6 @@ def test_the_prior_guesses_once_by_a_strategy_that_draws_nothing(monkeypatch: py
     score = _score(truth, truth, aux, labels, aux_labels)
     assert set(score.strategies["psnr"]) == {"class-mean"}
     assert played.count("class-mean") == 1
-
-
-def test_a_guess_of_noise_loses_to_the_prior() -> None:
-    truth, labels = _classes(_rng(0), 16, 0.1)
-    aux, aux_labels = _classes(_rng(1), 80, 0.1)
-    guess = torch.from_numpy(_rng(3).random(truth.shape)).float()
-    f = _score(guess, truth, aux, labels, aux_labels).figures
-    assert f["psnr_gain"].high < 0
-    assert f["mse_gain"].high < 0
 
 
 def test_psnr_of_the_prior_against_its_closed_form() -> None:
@@ -167,14 +163,11 @@ def test_the_strategy_that_suits_the_data_is_chosen(
     assert chosen["mse"] == expected
 
 
-def test_few_distinct_images_are_best_guessed_by_drawing_them() -> None:
+def test_few_images_are_guessed_by_drawing_and_the_choice_sees_no_truth() -> None:
     # Two templates in equal parts, unlabelled: eight random draws matched beat eight copies of grey.
     aux = torch.cat([torch.zeros(30, 1, 8, 8), torch.ones(30, 1, 8, 8)])
     chosen = choose_strategies(AuxiliaryPool(aux), 8, 8, (MSE,), _rng(0), labels_known=False)
     assert chosen["mse"] == "random"
-
-
-def test_the_choice_does_not_look_at_the_true_images() -> None:
     aux, aux_labels = _classes(_rng(1), 60, 0.1)
     one, labels = _classes(_rng(2), 8, 0.1)
     chosen = [
@@ -199,23 +192,19 @@ def test_held_out_images_take_no_part_in_their_own_guess() -> None:
             assert all(bool((aux[rest].double() == g).flatten(1).all(1).any()) for g in guesses[0])
 
 
-def test_class_mean_against_its_definition_and_for_a_class_never_seen() -> None:
+def test_guesses_of_the_pool_are_class_means_or_draws_of_the_labels_told() -> None:
     aux, labels = _classes(_rng(1), 40, 0.1)
     pool = AuxiliaryPool(aux, labels)
     guess = pool.guess("class-mean", 2, np.array([2, 77]), _rng(0))
     assert torch.allclose(guess[0], aux[labels == 2].double().mean(0))
     assert torch.allclose(guess[1], aux.double().mean(0))
-
-
-def test_random_guesses_are_of_the_labels_told_and_distinct() -> None:
-    aux, labels = _classes(_rng(1), 40, 0.1)
     guess = AuxiliaryPool(aux, labels).guess("random", 10, np.array([2]), _rng(0))
     found = match(aux, guess).numpy()
     assert (labels[found] == 2).all()
     assert len(set(found.tolist())) == 10
 
 
-def test_labels_told_make_a_stronger_prior() -> None:
+def test_labels_told_make_a_stronger_prior_and_guessed_ones_stand_beside_theirs() -> None:
     truth, labels = _classes(_rng(0), 8, 0.02)
     aux, aux_labels = _classes(_rng(1), 80, 0.02)
     told, not_told = (
@@ -223,14 +212,30 @@ def test_labels_told_make_a_stronger_prior() -> None:
         for known in (True, False)
     )
     assert told > not_told
+    truth, labels = _classes(_rng(0), 8, 0.1)
+    aux, aux_labels = _classes(_rng(1), 80, 0.1)
+    f = _score(truth, truth, aux, labels, aux_labels, guess_labels=labels[::-1].copy()).figures
+    assert f["labels_right"].value == 1
+    assert f["labels_right"].low < 1
+    assert 0.3 < f["labels_right_prior"].value < 0.9
+    assert "no labels were guessed" in _score(truth, truth, aux).figures["labels_right"].unavailable
 
 
-def test_no_auxiliary_data_no_baseline() -> None:
+def test_one_image_has_no_interval_and_no_auxiliary_data_no_baseline() -> None:
     truth, _ = _classes(_rng(0), 4, 0.1)
     figures = _score(truth, truth, None).figures
     for name in ("psnr_prior", "psnr_gain", "psnr_prior_max", "mse_gain"):
         assert "no auxiliary data" in figures[name].unavailable
     assert figures["psnr"].value == PSNR_CEILING
+    truth, _ = _classes(_rng(0), 1, 0.1)
+    aux, _ = _classes(_rng(1), 10, 0.1)
+    figure = _score(truth / 2, truth, aux).figures["psnr"]
+    assert figure.low is None
+    assert "one item" in figure.note
+    truth, labels = _classes(_rng(0), 6, 0.1)
+    aux, aux_labels = _classes(_rng(1), 40, 0.1)
+    first, again = (_score(truth / 2, truth, aux, labels, aux_labels).figures for _ in range(2))
+    assert first == again
 
 
 def test_counts_that_differ_are_said() -> None:
@@ -275,31 +280,6 @@ def test_many_batches_are_resampled_whole() -> None:
     figure = score_reconstruction(noisy, batches, None, _rng(0)).figures["psnr"]
     assert figure.n == 20
     assert "n counts batches" in figure.note
-
-
-def test_guessed_labels_are_scored_next_to_their_prior() -> None:
-    truth, labels = _classes(_rng(0), 8, 0.1)
-    aux, aux_labels = _classes(_rng(1), 80, 0.1)
-    f = _score(truth, truth, aux, labels, aux_labels, guess_labels=labels[::-1].copy()).figures
-    assert f["labels_right"].value == 1
-    assert f["labels_right"].low < 1
-    assert 0.3 < f["labels_right_prior"].value < 0.9
-    assert "no labels were guessed" in _score(truth, truth, aux).figures["labels_right"].unavailable
-
-
-def test_the_same_generator_gives_the_same_score() -> None:
-    truth, labels = _classes(_rng(0), 6, 0.1)
-    aux, aux_labels = _classes(_rng(1), 40, 0.1)
-    first, again = (_score(truth / 2, truth, aux, labels, aux_labels).figures for _ in range(2))
-    assert first == again
-
-
-def test_one_image_has_no_interval() -> None:
-    truth, _ = _classes(_rng(0), 1, 0.1)
-    aux, _ = _classes(_rng(1), 10, 0.1)
-    figure = _score(truth / 2, truth, aux).figures["psnr"]
-    assert figure.low is None
-    assert "one item" in figure.note
 
 
 @pytest.mark.parametrize(

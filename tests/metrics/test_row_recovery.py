@@ -33,22 +33,16 @@ def scored(*found, columns=COLUMNS, auxiliary=NOBODY, others=NOBODY):
     return score_rows(found, columns, auxiliary, others, np.random.default_rng(0))
 
 
-def test_errors_are_relative_and_a_true_zero_counts_by_the_scale():
+def test_numbers_count_by_the_scale_and_categories_if_true() -> None:
     truth = np.array([50.0, -10.0, 0.0, 0.1])
     errors = relative_errors(truth + np.array([0.5, 0.1, 0.002, -0.002]), truth, AGE)
     assert errors == pytest.approx([0.01, 0.01, 0.01, 0.01])
-
-
-def test_a_number_counts_within_a_hundredth_of_the_scale_and_a_category_if_it_is_the_true_one():
     truth = rows_of((50, 0), (60, 1), (70, 2))
     guess = rows_of((50.19, 0), (60.5, 1), (70, 1))
     figures = scored(recovered(guess, truth))
     assert figures["cells_right"].value == pytest.approx(4 / 6)
     assert figures["categories_right"].value == pytest.approx(2 / 3)
     assert figures["numbers_error"].value == pytest.approx(0.19 / 50)
-
-
-def test_another_year_is_not_recovered():
     year = Column(name="year", mean=2000, scale=10)
     figures = scored(recovered(rows_of((2005, 2005)), rows_of((1995, 1995))), columns=(year, year))
     assert figures["cells_right"].value == 0
@@ -64,11 +58,18 @@ def test_guesses_are_matched_with_rows_one_to_one():
     assert repeated.right.all(1).sum() == 1
 
 
-def test_an_attack_without_a_guess_recovers_nothing():
+def test_without_a_guess_or_other_rows_nothing_is_shown() -> None:
     figures = scored(recovered(rows_of(), rows_of((50, 0))))
     assert figures["cells_right"].value == 0
     assert figures["numbers_error"].value is None
     assert "no row" in figures["numbers_error"].unavailable
+    truth, others = rows_of((50, 0)), rows_of(*[(20 + k, 1) for k in range(9)])
+    found = scored(recovered(truth, truth), others=(others, np.zeros(9, dtype=np.int64)))
+    assert 0.08 < found["cells_gain"].p < 0.12
+    truth = rows_of((50, 0), (60, 1))
+    gain = scored(recovered(truth, truth), others=(truth[:1], np.zeros(1, dtype=np.int64)))["cells_gain"]
+    assert gain.p is None
+    assert "nothing bounds chance" in gain.note
 
 
 @pytest.mark.parametrize(
@@ -113,16 +114,3 @@ def test_guesses_that_know_nothing_have_small_p_values_as_rarely_as_they_say():
         found = scored(recovered(guess, truth), others=(others, np.zeros(30, dtype=np.int64)))
         small += found["cells_gain"].p <= 0.1
     assert small <= 34  # of 200 at 10 %: more has a chance of one in a thousand
-
-
-def test_one_row_is_at_best_one_among_the_rows_it_is_compared_with():
-    truth, others = rows_of((50, 0)), rows_of(*[(20 + k, 1) for k in range(9)])
-    found = scored(recovered(truth, truth), others=(others, np.zeros(9, dtype=np.int64)))
-    assert 0.08 < found["cells_gain"].p < 0.12
-
-
-def test_too_few_other_rows_leave_chance_open():
-    truth = rows_of((50, 0), (60, 1))
-    gain = scored(recovered(truth, truth), others=(truth[:1], np.zeros(1, dtype=np.int64)))["cells_gain"]
-    assert gain.p is None
-    assert "nothing bounds chance" in gain.note

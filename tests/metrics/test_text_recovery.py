@@ -14,9 +14,11 @@ def rows(*texts):
     return np.array(texts)
 
 
-def test_a_bag_names_no_padding_and_no_unknown_word():
+def test_bags_and_positions_count_named_words_alone() -> None:
     assert bag(rows([3, 1, 0], [3, 4, 1])) == {3, 4}
     assert spoken(np.array([5, 1, 3, 0])) == [5, 3]
+    assert positions_right(np.array([2, 9, 9, 0]), np.array([2, 3, 1, 0])) == 1 / 2
+    assert positions_right(np.array([2]), np.array([1])) == 0
 
 
 @pytest.mark.parametrize(
@@ -32,15 +34,12 @@ def test_bag_scores_are_those_worked_out_by_hand(guess, truth, expected):
     assert bag_scores(frozenset(guess), frozenset(truth)) == pytest.approx(expected)
 
 
-def test_rouge_counts_common_runs_as_often_as_both_have_them():
+def test_rouge_by_hand() -> None:
     # the cat the cat / the cat sat: bigrams {the cat: 2, cat the: 1} and {the cat: 1, cat sat: 1}
     assert rouge([2, 3, 2, 3], [2, 3, 4], 1) == pytest.approx(2 * 2 / 7)
     assert rouge([2, 3, 2, 3], [2, 3, 4], 2) == pytest.approx(2 * 1 / 5)
     assert rouge([2], [2], 2) == 1
     assert rouge([2], [3], 2) == 0
-
-
-def test_rouge_l_is_the_longest_common_subsequence():
     assert rouge_l([2, 5, 3, 4], [2, 3, 4]) == pytest.approx(2 * 3 / 7)
     assert rouge_l([4, 3, 2], [2, 3, 4]) == pytest.approx(2 * 1 / 6)
     assert rouge_l([], [2]) == 0
@@ -54,11 +53,6 @@ def test_order_changes_neither_the_bag_nor_rouge_1():
         assert rouge(spoken(guess), spoken(truth), 1) == 1
         assert rouge_l(spoken(guess), spoken(truth)) <= 1
         assert bag(guess) == bag(truth)
-
-
-def test_positions_count_named_words_only():
-    assert positions_right(np.array([2, 9, 9, 0]), np.array([2, 3, 1, 0])) == 1 / 2
-    assert positions_right(np.array([2]), np.array([1])) == 0
 
 
 def test_texts_are_matched_one_to_one():
@@ -125,22 +119,16 @@ def test_p_values_of_guesses_that_know_nothing_are_not_too_small(monkeypatch):
     assert small <= 15  # of 60, at a tenth each: more has a probability below 1e-3
 
 
-def test_without_enough_other_texts_there_is_no_test():
+def test_without_guesses_or_other_texts_there_is_nothing() -> None:
     truth, labels = drawn(4)
     found = scored([guess_of(bag(truth), truth, labels)], others=drawn(5, 2))
     assert found["token_gain"].p is None
     assert "nothing bounds chance" in found["token_gain"].note
-
-
-def test_no_guess_at_all_is_worth_nothing():
     truth, labels = drawn(2)
     found = scored([guess_of((), truth, labels)])
     assert found["token_f1"].value == 0
     assert found["token_gain"].value < 0
     assert found["token_gain"].p == 1
-
-
-def test_without_auxiliary_texts_the_prior_is_nothing():
     truth, labels = drawn(2)
     found = scored([guess_of(bag(truth), truth, labels, truth)], auxiliary=np.zeros((0, 6), dtype=int))
     assert found["token_f1_prior"].value == 0

@@ -40,9 +40,11 @@ def test_each_image_depends_on_its_own_noise_and_class_only():
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in g.modules())
 
 
-def test_parameter_counts_are_those_worked_out_by_hand():
+def test_parameters_are_counted_by_hand_and_an_extractor_is_needed() -> None:
     # Noise and class into 4 each; norms of 8; 8 -> 8; norm; 8 -> 64 pixels.
     assert sum(p.numel() for p in gen().parameters()) == (5 + 1) * 4 + 3 * 4 + 16 + 9 * 8 + 16 + 9 * 64
+    with pytest.raises(SpecError, match="does not mark where its features end"):
+        build_domain_head(child(0, "d"), nn.Linear(4, 2), (1, 2, 2))
 
 
 def test_initial_weights_are_the_generators_and_nobody_elses():
@@ -66,11 +68,6 @@ def test_the_discriminators_own_layer_reads_the_classifiers_features(model, feat
     assert head.weight.shape == (1, features)
     x = torch.rand(2, *shape, generator=child(0, "x"))
     assert head(shared_network(network).features(x)).shape == (2, 1)
-
-
-def test_a_module_without_an_extractor_is_refused():
-    with pytest.raises(SpecError, match="does not mark where its features end"):
-        build_domain_head(child(0, "d"), nn.Linear(4, 2), (1, 2, 2))
 
 
 @pytest.mark.parametrize("name", ["cnn-strided", "resnet8"])

@@ -26,24 +26,18 @@ def latent(n=3, size=5):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_images_have_the_shape_and_lie_in_the_unit_interval(shape):
+def test_images_have_the_shape_and_patches_of_four_pixels(shape) -> None:
     x = gen(shape)(latent())
     assert x.shape == (3, *shape)
     assert float(x.detach().min()) >= 0
     assert float(x.detach().max()) <= 1
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_patch_is_four_pixels_wide(shape):
     x = torch.rand(3, *shape, generator=child(0, "x"))
     assert disc(shape)(x).shape == (3, shape[1] // 4, shape[2] // 4)
 
 
-def test_the_papers_patches_are_8x8_for_images_of_32x32():
+def test_the_discriminator_has_the_papers_patches_and_counts() -> None:
     assert disc((3, 32, 32))(torch.zeros(1, 3, 32, 32)).shape == (1, 8, 8)
 
-
-def test_parameter_counts_are_those_worked_out_by_hand():
     def count(m):
         return sum(p.numel() for p in m.parameters())
 
@@ -54,13 +48,10 @@ def test_parameter_counts_are_those_worked_out_by_hand():
     assert count(disc()) == 17 * 4 + (16 * 4 + 1) * 8 + 9 * 8 + 1
 
 
-def test_nothing_takes_statistics_of_a_batch():
+def test_images_and_scores_stand_by_themselves() -> None:
     for module in (gen(), disc()):
         assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
         assert not list(module.buffers())
-
-
-def test_every_image_and_every_score_stands_by_itself():
     w, g, d = latent(6).double(), gen().double(), disc().double()
     x = g(w)
     for i in range(6):

@@ -81,8 +81,11 @@ def test_a_network_with_a_hook_on_a_layer_with_weights_is_not_folded() -> None:
     torch.testing.assert_close(GradientMap(module, start)(x, y), GradientMap(module, start, "loop")(x, y))
 
 
-def test_dp_sgd_trains_it() -> None:
+def test_dp_sgd_trains_a_network_that_tells_its_normalisation() -> None:
     assert unfit(normalized(nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), NORMALIZATION), SHAPE) is None
+    assert normalization_of(nn.Linear(2, 2)) is None
+    for made in both("mlp", {"widths": []}):
+        assert normalization_of(made.build(child(1, "weights"))) == made.normalization
 
 
 @pytest.mark.parametrize("span", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)])
@@ -94,9 +97,3 @@ def test_it_is_undone(span: tuple[float, float]) -> None:
         [0.2, 1.0, 3.0]
     )[:, None, None]
     torch.testing.assert_close(made(x), seen, rtol=1e-4, atol=1e-4)
-
-
-def test_a_network_tells_its_normalisation() -> None:
-    assert normalization_of(nn.Linear(2, 2)) is None
-    for made in both("mlp", {"widths": []}):
-        assert normalization_of(made.build(child(1, "weights"))) == made.normalization

@@ -53,11 +53,14 @@ def drawn(n, seed=0):
     return x
 
 
-def test_the_parameter_count_is_the_one_worked_out_by_hand():
+def test_its_parts_and_parameters_are_those_worked_out_by_hand() -> None:
     d, depth = 8, 2
     layer = 2 * 2 * d + (3 * d * d + 3 * d) + (d * d + d) + (2 * d * d + 2 * d) + (2 * d * d + d)
     expected = WORDS * d + LENGTH * d + depth * layer + 2 * d + d * CLASSES + CLASSES
     assert arch(width=d, depth=depth).parameters == expected
+    model, x = built(), drawn(2)
+    assert isinstance(model, Network)
+    torch.testing.assert_close(model.head(model.features(x)), model(x))
 
 
 def test_it_computes_what_its_formula_says():
@@ -83,14 +86,11 @@ def test_it_computes_what_its_formula_says():
         torch.testing.assert_close(logits, feature @ w["head.weight"].T + w["head.bias"])
 
 
-def test_padding_has_no_gradient_and_words_that_do_not_occur_have_none():
+def test_padding_has_no_gradient_and_alone_finite_answers() -> None:
     model, x = built(), drawn(3)
     model(x).square().sum().backward()
     rows = model.extractor.embedding.weight.grad.abs().sum(1) > 0
     assert rows.nonzero().flatten().tolist() == sorted(set(x.flatten().tolist()) - {0})
-
-
-def test_texts_of_padding_alone_have_finite_answers_and_gradients():
     model = built()
     model(torch.zeros(2, LENGTH, dtype=torch.int64)).sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
@@ -124,25 +124,18 @@ def test_gradients_of_single_texts_are_those_of_plain_differentiation():
             torch.testing.assert_close(found[name][k], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_private_training_accepts_it_after_every_trial():
+def test_private_training_takes_it_and_refuses_a_network_that_mixes_texts() -> None:
     assert unfit(built(), (LENGTH,), words=WORDS) is None
-
-
-def test_a_network_that_mixes_texts_is_refused_for_private_training():
     found = unfit(Mixed(WORDS, CLASSES), (LENGTH,), words=WORDS)
     assert found is not None
     assert "depends on another" in found
 
 
-def test_it_is_an_extractor_and_a_head():
-    model, x = built(), drawn(2)
-    assert isinstance(model, Network)
-    torch.testing.assert_close(model.head(model.features(x)), model(x))
-
-
-def test_a_class_of_the_users_own_is_told_the_vocabulary():
+def test_classes_of_the_users_own_are_told_the_vocabulary_and_images_refused() -> None:
     made = arch(f"import:{Bag.__module__}:Bag")
     assert made.build(child(0, "m"))(drawn(2)).shape == (2, CLASSES)
+    with pytest.raises(SpecError, match="is a network for texts"):
+        architecture(ModelSpec(name="transformer"), (1, 8, 8), 3)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +149,3 @@ def test_a_class_of_the_users_own_is_told_the_vocabulary():
 def test_what_does_not_fit_texts_is_one_clear_error(changes, message):
     with pytest.raises(SpecError, match=message):
         arch(**changes)
-
-
-def test_it_is_refused_for_images():
-    with pytest.raises(SpecError, match="is a network for texts"):
-        architecture(ModelSpec(name="transformer"), (1, 8, 8), 3)

@@ -93,37 +93,25 @@ def test_per_sample_gradients_by_vmap_add_up_to_the_batchs():
         assert (single.sum(0) - batch).abs().max() < 1e-4 * largest, key
 
 
-def test_several_models_run_as_one_by_vmap():
+def test_records_and_models_side_by_side_do_not_mix() -> None:
     models, x = [built(width=8, depth=2, seed=s) for s in range(3)], images(2)
     parameters, buffers = torch.func.stack_module_state(models)
     together = vmap(lambda p, b: functional_call(models[0], (p, b), (x,)))(parameters, buffers)
     torch.testing.assert_close(together, torch.stack([m(x) for m in models]), atol=1e-4, rtol=1e-4)
-
-
-def test_it_does_not_mix_the_records_of_a_batch():
     assert unfit(built(width=8, depth=1), SHAPE) is None
     assert not arch().has_batchnorm
 
 
-def test_sides_that_cannot_be_halved_are_refused_with_a_size_that_can():
+def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(SpecError, match="multiples of 8 for depth 3") as caught:
         arch((1, 20, 20))
     assert "image_size: 32" in caught.value.remedy
-
-
-def test_masks_need_a_network_for_pixels():
     with pytest.raises(SpecError, match=r"not to logits \(3, 2, 16, 16\)") as caught:
         arch(name="cnn-strided")
     assert "'unet'" in caught.value.remedy
-
-
-def test_labels_of_whole_images_need_another_network():
     with pytest.raises(SpecError, match=r"not to logits \(3, 2\)") as caught:
         arch(task=SINGLE_LABEL)
     assert "for masks" in caught.value.remedy
-
-
-def test_an_imported_network_is_told_the_shape():
     with pytest.raises(SpecError) as caught:
         arch(name="import:torch.nn:Flatten")
     assert "(n, classes, h, w)" in caught.value.remedy

@@ -32,11 +32,7 @@ def _one_thread() -> Iterator[None]:
 
 def _trainer(threads: int, model: str = "cnn-strided", memory_format: str = "channels_last") -> Trainer:
     execution = Execution.resolve(
-        device="cpu",
-        threads=threads,
-        strategy="loop",
-        memory_format=memory_format,
-        convolutions=True,
+        device="cpu", threads=threads, strategy="loop", memory_format=memory_format, convolutions=True
     )
     return Trainer(architecture(ModelSpec(name=model), SHAPE, CLASSES), execution)
 

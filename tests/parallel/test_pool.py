@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +13,11 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fdaudit.parallel.pool import Pool
+from fdaudit.parallel.task_queue import Queue
 
 WORKER = """
 import json, os, signal, sys, time
@@ -84,14 +89,11 @@ def test_processes_begin_with_different_kinds_and_end_one_before_they_begin_anot
     assert all("".join(sorted(kinds)) in (kinds, kinds[::-1]) for kinds in met.values())
 
 
-def test_processes_serve_again(pool: Pool) -> None:
+def test_processes_serve_again_and_those_that_stood_by_first(pool: Pool) -> None:
     first = {line["pid"] for _, line in pool.work([{"say": 1, "sleep": 0.3}] * 2) if line}
     second = {line["pid"] for _, line in pool.work([{"say": 1, "sleep": 0.3}] * 2) if line}
     assert len(first) == 2
     assert first == second
-
-
-def test_processes_that_stood_by_are_the_ones_that_serve(pool: Pool) -> None:
     pool.stand_by()
     pool.stand_by()
     ready = {process.pid for process in pool._idle}
@@ -215,3 +217,98 @@ def test_the_attack_worker_ends_and_tidies_up_when_whoever_started_it_is_killed(
             break
         time.sleep(0.1)
     assert not alive(pid)
+
+
+# -- the order in which pieces are handed out ----------------------------------------------------------------------
+
+
+KINDS = st.lists(st.sampled_from(["a", "b", "c", None]), max_size=12)
+
+
+@given(kinds=KINDS, data=st.data())
+def test_every_piece_is_handed_out_once_and_once_more_each_time_it_is_given_back(
+    kinds: list[str | None], data: st.DataObject
+) -> None:
+    queue, taken, given_back = Queue(kinds), list[int](), list[int]()
+    while queue:
+        taken.append(queue.take(data.draw(st.sampled_from([None, *taken]))))
+        if data.draw(st.integers(0, 4)) == 0:
+            given_back.append(data.draw(st.sampled_from(taken)))
+            queue.put_back(given_back[-1])
+        if len(taken) > 40:
+            break
+    left = [queue.take() for _ in range(len(queue))]
+    assert sorted(taken + left) == sorted([*range(len(kinds)), *given_back])
+    with pytest.raises(IndexError):
+        queue.take()
+
+
+@given(kinds=KINDS)
+def test_one_alone_ends_a_kind_before_it_begins_the_next(kinds: list[str | None]) -> None:
+    queue, order, last = Queue(kinds), list[int](), None
+    while queue:
+        last = queue.take(last)
+        order.append(last)
+    met = [kinds[n] for n in order if kinds[n] is not None]
+    assert len([k for k, before in zip(met, [None, *met], strict=False) if k != before]) == len(set(met))
+    assert order == sorted(order, key=lambda n: n if kinds[n] is None else kinds.index(kinds[n]))
+
+
+def test_two_begin_with_two_kinds_and_help_each_other_where_no_kind_is_left() -> None:
+    queue = Queue(["a", "a", "a", "b", "b"])
+    one, other = queue.take(), queue.take()
+    assert (one, other) == (0, 3)
+    other = queue.take(other)
+    assert other == 4
+    assert queue.take(other) == 1
+    assert queue.take(one) == 2
+
+
+def test_what_is_like_nothing_comes_in_order_and_what_is_given_back_first() -> None:
+    queue = Queue([None] * 4)
+    assert [queue.take(), queue.take(0), queue.take(1), queue.take()] == [0, 1, 2, 3]
+    queue = Queue(["a", "a", "b", "b"])
+    lost = queue.take()
+    queue.take()
+    queue.put_back(lost)
+    assert queue.take(lost) == lost
+    queue = Queue(["a", None])
+    queue.clear()
+    assert not queue
+
+
+# -- the loop of a worker process ----------------------------------------------------------------------------------
+
+
+CODE = """
+import os, sys, time
+from pathlib import Path
+from fdaudit.parallel.worker_loop import serve
+
+def work(task, say):
+    while True:
+        say({"step": 1})
+
+def end():
+    time.sleep(0.5)
+    Path(sys.argv[1]).touch()
+    os._exit(0)
+
+serve(work, end)
+"""
+
+
+def test_a_worker_that_speaks_while_its_parent_ends_is_still_cleaned_up(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE, str(ended)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("{}\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdin.close()
+    assert process.wait() == 0
+    assert ended.exists()

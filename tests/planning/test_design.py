@@ -22,8 +22,11 @@ from fdaudit.planning.brought import BroughtRecords, ClientRecords, read_records
 from fdaudit.planning.design import DesignSpec, MadeDesign, make_design
 from fdaudit.spec.schema import DatasetSpec
 from fdaudit.storage.vault import Secrets
+from fdaudit.testing.specs import small_spec
+from fdaudit.transcript.manifest import verify
 
-from ..helpers.run_cases import known, stream, tree
+from ..helpers.command import Cli
+from ..helpers.run_cases import finished, known, stream, tree, write_spec
 
 PARTITIONS: list[dict[str, Any]] = [
     {"name": "iid"},
@@ -104,9 +107,15 @@ def test_sites_and_key_are_of_the_same_records(partition: dict[str, Any], tmp_pa
     assert (len(together) == len(digits.y)) == (partition["name"] != "by-class")
 
 
-def test_clients_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_clients_come_in_order_and_candidates_are_the_stated_share(tmp_path: Path) -> None:
     make("digits", tmp_path / "D", sites=12)
     assert list(key(tmp_path / "D").clients) == [f"client/{k}" for k in range(12)]
+    labels = [0] * 7 + [1] * 5 + [2] * 8
+    data = write_sites(tmp_path / "data", labels, labels, with_images=False)
+    for fraction, asked, pairs in ((1.0, 10, 3 + 2 + 4), (0.5, 5, 5), (0.1, 1, 1)):
+        made = make(data, tmp_path / f"D{fraction}", fraction=fraction)
+        assert dict(made.asked) == {"client/0": asked, "client/1": asked}
+        assert dict(made.pairs) == {"client/0": pairs, "client/1": pairs}
 
 
 def test_what_is_published_names_no_record(tmp_path: Path) -> None:
@@ -122,15 +131,6 @@ def test_what_is_published_names_no_record(tmp_path: Path) -> None:
     design = key(tmp_path / "D").design
     assert design is not None
     assert (design.commitment, design.images) == (made.commitment, True)
-
-
-def test_the_fraction_is_the_share_of_candidates_as_far_as_classes_allow(tmp_path: Path) -> None:
-    labels = [0] * 7 + [1] * 5 + [2] * 8
-    data = write_sites(tmp_path / "data", labels, labels, with_images=False)
-    for fraction, asked, pairs in ((1.0, 10, 3 + 2 + 4), (0.5, 5, 5), (0.1, 1, 1)):
-        made = make(data, tmp_path / f"D{fraction}", fraction=fraction)
-        assert dict(made.asked) == {"client/0": asked, "client/1": asked}
-        assert dict(made.pairs) == {"client/0": pairs, "client/1": pairs}
 
 
 def test_a_test_split_of_the_datasets_own_is_the_test_set(tmp_path: Path) -> None:
@@ -177,11 +177,8 @@ def test_sites_with_records_of_their_own_are_handed_numbers_only(tmp_path: Path)
     data = write_sites(tmp_path / "hospitals", *labels, auxiliary=[0, 1, 1], test=[1, 0])
     made = make(data, tmp_path / "D", sites=2, fraction=1.0)
     assert not made.handed_records
-    assert sorted(p.name for p in (tmp_path / "D" / "sites").iterdir()) == [
-        ".gitignore",
-        "client-0.json",
-        "client-1.json",
-    ]
+    handed = sorted(p.name for p in (tmp_path / "D" / "sites").iterdir())
+    assert handed == [".gitignore", "client-0.json", "client-1.json"]
     found = key(tmp_path / "D")
     assert found.x is not None
     start = 0
@@ -254,18 +251,13 @@ def tosses(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray[Any, Any]:
     return found
 
 
-def test_a_candidate_is_left_out_with_probability_one_half(tosses: np.ndarray[Any, Any]) -> None:
+def test_the_coins_of_designs_are_fair_and_independent(tosses: np.ndarray[Any, Any]) -> None:
     assert within(int(tosses.sum()), tosses.size)
     assert all(within(int(count), DESIGNS) for count in tosses.sum(0))
-
-
-def test_the_coins_of_a_design_and_of_two_designs_are_independent(tosses: np.ndarray[Any, Any]) -> None:
     between = tosses[:, :, None] == tosses[:, None, :]
     assert all(within(int(between[:, i, j].sum()), DESIGNS) for i in range(CLASSES) for j in range(i))
     assert within(int((tosses[1:] == tosses[:-1]).sum()), tosses[1:].size)
-    assert (
-        len({row.tobytes() for row in tosses}) >= DESIGNS - 2
-    )  # two rows of 20 coins may be the same by chance
+    assert len({row.tobytes() for row in tosses}) >= DESIGNS - 2  # two rows of 20 may be the same by chance
 
 
 def test_positions_in_what_a_site_is_handed_and_in_the_key_tell_nothing_of_the_coins(tmp_path: Path) -> None:
@@ -330,9 +322,8 @@ def test_no_secret_is_kept_but_the_salt_in_the_key(tmp_path: Path, monkeypatch: 
     secret, salt = (b for b in drawn if len(b) == 32)
     files = tree(tmp_path / "D")
     assert not [n for n, data in files.items() if secret in data or secret.hex().encode() in data]
-    assert [n for n, data in files.items() if salt in data or salt.hex().encode() in data] == [
-        "truth/records.json"
-    ]
+    salted = [n for n, data in files.items() if salt in data or salt.hex().encode() in data]
+    assert salted == ["truth/records.json"]
 
 
 def test_only_the_owner_may_enter_and_git_takes_neither_coins_nor_key(tmp_path: Path) -> None:
@@ -342,11 +333,8 @@ def test_only_the_owner_may_enter_and_git_takes_neither_coins_nor_key(tmp_path: 
     finally:
         os.umask(before)
     modes = {p.relative_to(tmp_path).as_posix(): p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}
-    assert {n for n, mode in modes.items() if mode & 0o077} == {
-        "D/design.json",
-        "D/sites/.gitignore",
-        "D/truth/.gitignore",
-    }
+    entered = {"D/design.json", "D/sites/.gitignore", "D/truth/.gitignore"}
+    assert {n for n, mode in modes.items() if mode & 0o077} == entered
     assert modes["D"] == modes["D/sites"] == modes["D/truth"] == 0o700
     for folder in ("sites", "truth"):
         assert (tmp_path / "D" / folder / ".gitignore").read_text() == "*\n"
@@ -405,18 +393,8 @@ Y = [0, 1] * 4
         ({"client-0": [0, 9]}, {}, "DATA", "past its record count"),
         ({"client-0": Y, "client-1": [0.5, 1]}, {}, "DATA", "has dtype float64"),
         ({"client-0": Y, "client-1": [0]}, {}, "fraction", "gives no pair of client/1's 1 records"),
-        (
-            {"client-0": Y, "client-1": [0, 1]},
-            {"fraction": 1.0},
-            "DATA",
-            "gives client/1 no two records of one class",
-        ),
-        (
-            {"client-0": Y, "client-1": np.eye(8, 3, dtype=int)},
-            {},
-            "DATA",
-            "has labels of 1 and of 3 columns",
-        ),
+        ({"client-0": Y, "client-1": [0, 1]}, {"fraction": 1.0}, "DATA", "client/1 no two records"),
+        ({"client-0": Y, "client-1": np.eye(8, 3, dtype=int)}, {}, "DATA", "labels of 1 and of 3 columns"),
     ],
 )
 def test_unfit_files_of_sites_are_refused_and_nothing_is_written(
@@ -497,3 +475,36 @@ def test_a_failure_while_writing_leaves_nothing(
     with pytest.raises(OSError, match="No space"):
         make("digits", tmp_path / "D", sites=2)
     assert list(tmp_path.iterdir()) == []
+
+
+# -- which directories a run may be written to ---------------------------------------------------------------------
+
+
+def test_an_occupied_directory_is_refused_and_left_untouched(tmp_path: Path, cli: Cli) -> None:
+    spec = write_spec(tmp_path / "spec.yaml", small_spec())
+    letters = tmp_path / "letters"
+    letters.mkdir()
+    (letters / "letter.txt").write_text("dear")
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "dead").symlink_to("nowhere")
+    occupied = finished(tmp_path / "run")
+    before = tree(occupied, without=())
+    for out, *more in (
+        *((occupied,), (letters,), (letters, "--resume"), (tmp_path / "dead",)),
+        *((tmp_path / "file",), (tmp_path / "file", "--resume"), (tmp_path / "file" / "below",)),
+    ):
+        code, _, err = cli("run", spec, "--out", out, "--no-report", *more)
+        assert code == 2, (out, err)
+        assert len(err.splitlines()) == 1, (out, err)
+        assert repr(str(out)) in err
+    assert tree(occupied, without=()) == before
+    assert tree(letters, without=()) == {"letter.txt": b"dear"}
+    assert (tmp_path / "file").read_text() == "a file"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_empty_directory_and_a_link_to_one_can_be_used(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    assert verify(finished(tmp_path / "link")) == []
+    assert (tmp_path / "empty" / "manifest.json").is_file()

@@ -95,12 +95,9 @@ def test_a_class_or_a_function_makes_the_network(name: str, tmp_path: Path) -> N
     )
 
 
-def test_what_a_function_returns_must_be_a_network(tmp_path: Path) -> None:
+def test_what_is_no_network_or_has_other_channels_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="returns list"):
         audited(tmp_path, "nothing")
-
-
-def test_channels_last_is_refused_where_the_network_cannot_have_it(tmp_path: Path) -> None:
     model = {"name": "import:their_networks:Viewed"}
     with pytest.raises(SpecError, match="contiguous images only"):
         fdaudit.run(spec(attacks=[], model=model, memory_format="channels_last"), tmp_path / "run")

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from fdaudit.protocols import REGISTRY
 
 import fdaudit
 from fdaudit.cli.explain import sections
 from fdaudit.errors import SpecError
+from fdaudit.federation.networks import Networks
+from fdaudit.models import Architecture, architecture
 from fdaudit.planning import simulated
-from fdaudit.spec.schema import load_spec
+from fdaudit.planning.simulated import execution_of
+from fdaudit.spec.schema import ModelSpec, Spec, load_spec
 from fdaudit.testing.specs import small_spec
 
 from ..helpers.run_cases import known
@@ -71,8 +75,11 @@ def spec(protocol: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_every_protocol_is_here() -> None:
+def test_every_protocol_is_here_or_has_no_such_preset() -> None:
     assert REGISTRY.names() == PROTOCOLS
+    asked = load_spec(spec("cronus", preset={"name": "authors-code"}))
+    with pytest.raises(SpecError, match="is not declared by cronus"):
+        simulated.simulated_case(asked, known(5))
 
 
 @pytest.mark.thorough
@@ -145,7 +152,7 @@ def test_a_preset_sets_what_the_spec_leaves_open(protocol: str) -> None:
     assert own.items() <= settings(protocol, own).items()
 
 
-def test_batches_of_all_records_are_drawn_at_rate_one() -> None:
+def test_records_are_drawn_at_rate_one_or_as_those_of_one_client() -> None:
     asked = spec("fedavg", preset={"name": "private", "epsilon": 6.0})
     asked["protocol"]["params"] = {}
     case = simulated.simulated_case(load_spec(asked), known(5))
@@ -153,9 +160,6 @@ def test_batches_of_all_records_are_drawn_at_rate_one() -> None:
     (defence,) = case.spec.defenses
     assert defence.params["sample_rate"] == 1.0
     assert mean <= case.settings["batch_size"] < mean + 1
-
-
-def test_pooled_records_are_drawn_as_those_of_one_client() -> None:
     asked = spec("centralized", preset={"name": "private", "epsilon": 6.0})
     case = simulated.simulated_case(load_spec(asked), known(5))
     records = sum(len(client.train) for client in case.splits.clients)
@@ -176,12 +180,9 @@ def test_a_length_that_the_spec_fixes_stays(params: dict[str, Any], length: tupl
     assert (found["local_epochs"], found["local_steps"]) == length
 
 
-def test_distillation_follows_a_learning_rate_that_the_spec_fixes() -> None:
+def test_distillation_follows_a_stated_rate_and_leaves_the_batch_size() -> None:
     assert settings("fedmd", {})["distill_lr"] == 0.5
     assert settings("fedmd", {"lr": 0.25})["distill_lr"] is None
-
-
-def test_a_rate_of_its_own_leaves_the_batch_size_to_the_protocol() -> None:
     assert settings("fedavg", {}, sample_rate=0.5)["batch_size"] == 64
 
 
@@ -199,22 +200,17 @@ def test_the_steps_that_are_announced_are_the_steps_that_are_taken(tmp_path: Pat
     assert taken.charges == 4, "what the discriminator learns in the last step reaches nobody"
 
 
+PRIVATE = {"name": "private", "epsilon": 2.0}
+
+
 @pytest.mark.parametrize(
     ("change", "field", "said"),
     [
         ({"preset": {"name": "private"}}, "preset.epsilon", "is missing"),
         ({"preset": {"name": "as-published", "epsilon": 2.0}}, "preset.epsilon", "has no meaning"),
         ({"preset": {"name": "private", "epsilon": 0}}, "preset.epsilon", "0"),
-        (
-            {"preset": {"name": "private", "epsilon": 2.0}, "withhold": ["sample_count"]},
-            "withhold",
-            "beside preset",
-        ),
-        (
-            {"preset": {"name": "private", "epsilon": 1e-9}, "privacy": {"delta": 1e-200}},
-            "preset.epsilon",
-            "cannot be met: with noise of",
-        ),
+        ({"preset": PRIVATE, "withhold": ["sample_count"]}, "withhold", "beside preset"),
+        ({"preset": {**PRIVATE, "epsilon": 1e-9}, "privacy": {"delta": 1e-200}}, "preset.epsilon", "be met"),
     ],
 )
 def test_a_preset_that_cannot_be(change: dict[str, Any], field: str, said: str, tmp_path: Path) -> None:
@@ -264,12 +260,6 @@ def test_a_preset_states_settings_and_the_specs_own_come_first(name: str) -> Non
     assert not case.defenses
 
 
-def test_a_protocol_without_stated_settings_has_no_such_preset() -> None:
-    asked = load_spec(spec("cronus", preset={"name": "authors-code"}))
-    with pytest.raises(SpecError, match="is not declared by cronus"):
-        simulated.simulated_case(asked, known(5))
-
-
 def test_references_are_trained_without_what_was_tuned_for_noise() -> None:
     """Without noise and clipping, steps of that length leave a model that names one class."""
     changed = small_spec(
@@ -286,3 +276,44 @@ def test_references_are_trained_without_what_was_tuned_for_noise() -> None:
     published = case.protocol.Config.model_validate({"rounds": 2}).alone()
     assert {name: getattr(reference, name) for name in published} == published
     assert case.protocol_config.model_dump()["lr"] != published["lr"]
+
+
+# -- the device that a spec without one trains on ------------------------------------------------------------------
+
+
+def networks(*names: str) -> Networks:
+    shared, *own = (architecture(ModelSpec(name=name), (1, 28, 28), 10) for name in names)
+    return Networks(shared, tuple(own))
+
+
+@pytest.mark.parametrize(
+    ("names", "gpu", "device"),
+    [
+        (("mlp",), True, "cpu"),
+        (("mlp-1024-1024",), True, "cuda"),
+        (("mlp", "mlp", "mlp-1024-1024"), True, "cuda"),
+        (("mlp-1024-1024",), False, "cpu"),
+    ],
+    ids=["small", "large", "one of them is large", "no GPU"],
+)
+def test_a_gpu_trains_networks_that_are_large_enough(
+    names: tuple[str, ...], gpu: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(gpu))
+    assert execution_of(Spec(), networks(*names)).device == device
+
+
+def test_a_gpu_trains_a_small_network_where_the_spec_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert execution_of(Spec(device="cuda"), networks("mlp")).device == "cuda"
+
+
+def test_no_network_is_tried_for_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(network: Architecture) -> int:
+        raise AssertionError("a pass was made")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(Architecture, "work", property(refuse))
+    assert execution_of(Spec(threads=1), networks("mlp")).device == "cpu"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from PIL import Image
 
 from fdaudit.result import read
 
-from ..helpers.browser import Browser, axe, chromium
+from ..helpers.browser import Browser, axe
 from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load
 
 pytestmark = pytest.mark.thorough
@@ -100,12 +99,6 @@ def test_no_caption_runs_into_the_next_sentence() -> None:
 
 
 # -- in a browser -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module", params=[2, 40])

@@ -19,8 +19,9 @@ import fdaudit
 from fdaudit.errors import UsageError
 from fdaudit.result import read
 
+from ..helpers.command import Cli
 from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load, minimal, numbers
-from ..helpers.run_cases import cli, finished
+from ..helpers.run_cases import finished
 from .test_report import HOSTILE, poison
 
 ACCURACY = {"name": "accuracy", "unit": "fraction", "low": 0.5, "high": 0.9, "confidence": 0.95, "n": 100}
@@ -91,23 +92,21 @@ def test_accuracy_is_the_server_s_the_mean_client_s_and_the_worst_client_s() -> 
     line = made.utility
     assert line.server is not None
     assert line.worst is not None
-    assert (line.server.value, line.mean, line.worst.value, line.worst_party, line.clients) == (
-        0.7,
-        pytest.approx(0.7),
-        0.6,
-        "client/1",
-        2,
-    )
+    figures = (line.server.value, line.mean, line.worst.value, line.worst_party, line.clients)
+    assert figures == (0.7, pytest.approx(0.7), 0.6, "client/1", 2)
     assert line.best == 0.7
     without = compare(entries(distilled())).rows[0].utility
     assert without.server is None
     assert without.best == without.mean
 
 
-def test_a_line_without_any_model_has_no_figures() -> None:
+def test_a_line_has_the_figures_of_its_models_and_traffic() -> None:
     (made,) = compare(entries(minimal())).rows
     assert (made.utility.server, made.utility.mean, made.utility.worst, made.utility.best) == (None,) * 4
     assert "no model" in Document(render_comparison(entries(minimal()))).sections["utility"]
+    (made,) = compare(entries(distilled())).rows
+    assert dict(made.bytes) == {"client": 420, "aggregator": 100}
+    assert made.total == 520
 
 
 def test_reference_lines_are_named_after_the_run_that_trained_them() -> None:
@@ -117,12 +116,6 @@ def test_reference_lines_are_named_after_the_run_that_trained_them() -> None:
         ("run-1", "standalone"),
     ]  # fmt: skip
     assert made.references[-1][1].mean == 0.5
-
-
-def test_bytes_are_summed_by_sender() -> None:
-    (made,) = compare(entries(distilled())).rows
-    assert dict(made.bytes) == {"client": 420, "aggregator": 100}
-    assert made.total == 520
 
 
 def test_what_each_position_saw() -> None:
@@ -324,18 +317,13 @@ def test_a_result_off_its_schema_names_the_run(pair: tuple[fdaudit.Run, ...], tm
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command(
-    pair: tuple[fdaudit.Run, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command(pair: tuple[fdaudit.Run, ...], tmp_path: Path, cli: Cli) -> None:
     places = [str(r.directory) for r in pair]
     out = tmp_path / "out"
-    assert cli(monkeypatch, capsys, "compare", *places, "--out", out) == (0, f"{out}/index.html\n", "")
-    code, said, _ = cli(monkeypatch, capsys, "compare", *places, "--out", out, "--json")
+    assert cli("compare", *places, "--out", out) == (0, f"{out}/index.html\n", "")
+    code, said, _ = cli("compare", *places, "--out", out, "--json")
     assert (code, json.loads(said)) == (0, {"page": f"{out}/index.html"})
-    code, said, err = cli(monkeypatch, capsys, "compare", places[0], "nothing", "--out", out)
+    code, said, err = cli("compare", places[0], "nothing", "--out", out)
     assert (code, said, len(err.splitlines())) == (2, "", 1)
 
 

@@ -28,8 +28,9 @@ from fdaudit.sweeps.curves import curve
 from fdaudit.sweeps.index import read_index
 
 from ..helpers.browser import chromium
+from ..helpers.command import Cli
 from ..helpers.report_cases import Document
-from ..helpers.run_cases import cli, tree
+from ..helpers.run_cases import tree
 from ..helpers.sweep_cases import grid, inline
 
 pytestmark = pytest.mark.thorough
@@ -266,13 +267,15 @@ def test_an_interval_of_few_seeds_near_a_bound_covers_the_truth(n: int) -> None:
     assert 0.93 <= statistics.fmean(hits) <= 0.97
 
 
-def test_the_interval_is_wilson_s_with_the_trials_that_the_seeds_imply() -> None:
+def test_the_interval_is_wilson_s_and_one_seed_has_none() -> None:
     values = [0.9, 0.8, 0.95]
     found, mean = spread_of(values, 1.0), np.mean(values)
     trials = mean * (1 - mean) / (np.var(values, ddof=1) / 3)
     q = stats.t.ppf(0.975, 2)
     for end in (found.low, found.high):
         assert (mean - end) ** 2 == pytest.approx(q**2 * end * (1 - end) / trials)
+    found = spread_of([0.5])
+    assert (found.mean, found.sd, found.low, found.high, found.n) == (0.5, None, None, None, 1)
 
 
 def test_every_bounded_measure_states_its_bounds() -> None:
@@ -312,11 +315,6 @@ def test_axes_end_at_the_bounds_of_their_measures() -> None:
             assert path.vertices.min() >= 0
             assert path.vertices.max() <= 100
     assert drawn.basis == "n = 3 (seeds 0, 1 and 2); bars: 95 % intervals; ε of the server's view"
-
-
-def test_one_seed_has_no_interval() -> None:
-    found = spread_of([0.5])
-    assert (found.mean, found.sd, found.low, found.high, found.n) == (0.5, None, None, None, 1)
 
 
 small = st.integers(0, 4).map(float)
@@ -373,7 +371,7 @@ def test_figures_have_the_width_that_is_asked_for(sweep: Path, drawn: Path, tmp_
                 assert image.width == round(300 * WIDTHS[width])
 
 
-def test_names_are_text_wherever_they_stand(drawn: Path) -> None:
+def test_the_page_shows_names_as_text_what_failed_and_what_was_not_measured(drawn: Path) -> None:
     text = (drawn / "index.html").read_text(encoding="utf-8")
     page = Document(text)
     assert sum(tag == "script" for tag, _ in page.elements) == 1
@@ -383,10 +381,6 @@ def test_names_are_text_wherever_they_stand(drawn: Path) -> None:
         for row in csv.reader(raw.splitlines()):
             assert not any(cell.startswith(("=", "+", "@")) for cell in row)
     assert any(r["protocol"] == f"'{FORMULA}" for r in rows(drawn / "curves.csv"))
-
-
-def test_what_was_not_measured_is_said_and_what_failed_is_shown(drawn: Path) -> None:
-    text = (drawn / "index.html").read_text(encoding="utf-8")
     assert "Nothing was measured: no run has a value of PSNR gain over the prior." in text
     assert "Nothing was measured: no run has a value of FID of reconstructions." in text
     assert "TrainingDivergedError" in text
@@ -451,12 +445,10 @@ def test_no_sweep_and_no_width_are_refused(sweep: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("blank_figures")
-def test_the_command_prints_the_paths(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = cli(monkeypatch, capsys, "curve", sweep, "--out", tmp_path / "out", "--json")
+def test_the_command_prints_the_paths(sweep: Path, tmp_path: Path, cli: Cli) -> None:
+    code, out, err = cli("curve", sweep, "--out", tmp_path / "out", "--json")
     value = json.loads(out)
     assert (code, err) == (0, "")
     assert value["page"] == str(tmp_path / "out" / "index.html")
     assert {Path(p).name for p in value["files"]} == {p.name for p in (tmp_path / "out").iterdir()}
-    assert cli(monkeypatch, capsys, "curve", tmp_path, "--out", tmp_path / "other")[0] == 2
+    assert cli("curve", tmp_path, "--out", tmp_path / "other")[0] == 2

@@ -6,7 +6,6 @@ FDAUDIT_AUDIT may name the directory of a finished quickstart, whose reports are
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 import fdaudit
 from fdaudit.quickstart import suite
 
-from ..helpers.browser import Browser, axe, chromium
+from ..helpers.browser import Browser, axe
 from ..helpers.evidence_cases import keypair
 from ..helpers.report_cases import SECTIONS
 
@@ -31,12 +30,6 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in suite.PROTOCOLS:
         fdaudit.report(fdaudit.load(Path(given) / name))
     return Path(given)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("protocol", suite.PROTOCOLS)

@@ -27,16 +27,13 @@ def front_of(raw: dict[str, Any]) -> Any:
     return front(result)
 
 
-def test_every_leak_is_in_a_finding() -> None:
+def test_every_leak_is_in_a_finding_the_gravest_first() -> None:
     result = read(load())
     findings = judge_all(result)
     leaks = {(s.adversary, s.goal) for s in standings(result, findings) if s.level in ("leak", "partial")}
     told = {(a, goal) for f in front(result).findings for a in f.adversaries for goal in f.goals}
     assert leaks
     assert leaks <= told
-
-
-def test_findings_are_the_gravest_first_and_name_their_cell() -> None:
     made = front_of(load())
     order = [SEVERITIES.index(f.severity) for f in made.findings]
     assert order == sorted(order)
@@ -65,18 +62,14 @@ def test_severity_is_impact_times_access_times_strength(
     assert severity(goal, level, adversary, release).word == expected
 
 
-def test_what_classes_look_like_is_less_than_a_record() -> None:
+def test_certainty_outranks_an_average_and_a_record_what_classes_look_like() -> None:
     assert severity("reconstruction", "partial", "world").word == "high"
     assert severity("reconstruction", "partial", "world", of_classes=True).word == "medium"
-
-
-def test_what_is_all_but_certain_outranks_an_average_near_chance() -> None:
     assert severity("membership", "leak", "world", certain=True).word == "critical"
     assert severity("reconstruction", "leak", "server", certain=True).word == "critical"
     assert severity("membership", "leak", "server", certain=True).strength == 3
-    assert severity("membership", "partial", "server", certain=True) == severity(
-        "membership", "partial", "server"
-    )
+    average = severity("membership", "partial", "server")
+    assert severity("membership", "partial", "server", certain=True) == average
 
 
 def test_more_impact_or_easier_access_is_never_less_severe() -> None:
@@ -92,17 +85,13 @@ def test_more_impact_or_easier_access_is_never_less_severe() -> None:
     assert max(access for access, _ in ACCESS.values()) == ACCESS["world"][0]
 
 
+RELEASE = {"kind": "release", "sender": "client", "mechanism": "Gaussian", "charges": 1, "epsilon": 1.5}
+ENTRY = {"adversary": "server", "epsilon": 1.5, "delta": 1e-5, "unit": "record", "relation": "add-or-remove"}
+
+
 def test_a_contradicted_ledger_lets_nobody_state_an_epsilon() -> None:
     raw = load()
-    part = {"kind": "release", "sender": "client", "mechanism": "Gaussian", "charges": 1, "epsilon": 1.5}
-    entry = {
-        "adversary": "server",
-        "epsilon": 1.5,
-        "delta": 1e-5,
-        "unit": "record",
-        "relation": "add-or-remove",
-    }
-    raw["ledger"] = [entry | {"contributions": [part]}]
+    raw["ledger"] = [ENTRY | {"contributions": [RELEASE]}]
     assert front_of(raw).claims == (
         "The server: ε of at most 1.500 at δ = 1e−05, for one record of a client, add-or-remove.",
     )
@@ -133,23 +122,13 @@ def test_a_contradicted_ledger_lets_nobody_state_an_epsilon() -> None:
 )
 def test_a_claim_says_who_must_follow_the_protocol(departing: list[tuple[str, bool]], expected: str) -> None:
     raw = load()
-    entry = {
-        "adversary": "server",
-        "epsilon": 2.0,
-        "delta": 1e-5,
-        "unit": "record",
-        "relation": "replace-one",
-        "contributions": [
-            {"kind": "release", "sender": "client", "mechanism": "Gaussian", "charges": 1, "epsilon": 2.0}
-        ],
-        "against": [
-            {"departs": who, "number": 1, "holds": holds, "epsilon": 2.0 if holds else None}
-            for who, holds in departing
-        ],
-    }
-    raw["ledger"], raw["checks"] = [entry], []
+    against = [
+        {"departs": who, "number": 1, "holds": holds, "epsilon": 1.5 if holds else None}
+        for who, holds in departing
+    ]
+    raw["ledger"], raw["checks"] = [ENTRY | {"contributions": [RELEASE], "against": against}], []
     claim = front_of(raw).claims[0]
-    assert claim.endswith(f"for one record of a client, replace-one.{expected}")
+    assert claim.endswith(f"for one record of a client, add-or-remove.{expected}")
     result = read(raw)
     reasons = [reason.text for reason in summarise(result).reasons if "ε is at most" in reason.text]
     trusted = [i.what for i in annex(result) if i.asked in ("Trust model", "DP setting: who must be trusted")]
@@ -159,15 +138,8 @@ def test_a_claim_says_who_must_follow_the_protocol(departing: list[tuple[str, bo
 
 
 def test_a_world_that_is_given_no_model_has_no_epsilon_of_0() -> None:
-    entry = {
-        "adversary": "world",
-        "epsilon": 0.0,
-        "delta": 1e-5,
-        "unit": "record",
-        "relation": "add-or-remove",
-    }
     exposure = [row for row in load()["exposure"] if row["party"] != "world"]
-    raw = load() | {"ledger": [entry], "exposure": exposure}
+    raw = load() | {"ledger": [ENTRY | {"adversary": "world", "epsilon": 0.0}], "exposure": exposure}
     raw["run"]["release"] = None
     page = front_of(raw)
     assert page.claims == (
@@ -200,10 +172,8 @@ def test_what_was_not_tested_is_counted() -> None:
 def test_coalitions_add_no_finding_where_a_part_can_do_as_much() -> None:
     raw = load()
     leak = next(c for c in raw["cells"] if c["id"].startswith("server/") and c["figures"])
-    both = json.loads(json.dumps(leak)) | {
-        "id": f"server+client/0/{leak['attack']}",
-        "adversary": "server+client/0",
-    }
+    name = "server+client/0"
+    both = json.loads(json.dumps(leak)) | {"id": f"{name}/{leak['attack']}", "adversary": name}
     with_both = front_of(raw | {"cells": [*raw["cells"], both]}).findings
     assert len(with_both) == len(front_of(raw).findings)
     assert all("with client/0" not in f.what for f in with_both)
@@ -307,13 +277,8 @@ def test_a_record_without_auxiliary_records_asks_for_them_first(there: bool) -> 
     raw["cells"] = [{**cell, "figures": [], "targets": targets, "controls": None}]
     raw["gates"] = []
     rung = {"bring": "auxiliary records", "buys": "controls", "there": there}
-    raw["run"]["recording"] = {
-        "system": "s",
-        "asserted_by": "me",
-        "closed": True,
-        "design": "observational",
-        "ladder": [rung],
-    }
+    said = {"system": "s", "asserted_by": "me", "closed": True, "design": "observational", "ladder": [rung]}
+    raw["run"]["recording"] = said
     result = read(raw)
     summary = summarise(result)
     assert summary.level == "inconclusive"

@@ -110,12 +110,9 @@ def test_a_coalition_inherits_its_member_s_leak_and_says_so(own: str) -> None:
     ]
 
 
-def test_its_own_finding_of_the_same_level_comes_first() -> None:
+def test_coalitions_put_their_own_finding_first_and_name_its_member() -> None:
     made = result([cell("server", "partial"), cell("server+client/0", "partial")])
     assert [s.inherited for s in standings(made, judge_all(made))] == ["", ""]
-
-
-def test_a_finding_about_a_member_of_the_coalition_names_it() -> None:
     made = result([cell("server", "leak", affected=("client/0",)), cell("server+client/0", "none-seen")])
     coalition = standings(made, judge_all(made))[1]
     assert coalition.level == "leak"
@@ -139,23 +136,17 @@ def test_the_headline_names_who_is_affected_and_of_how_many(affected: tuple[str,
     )
 
 
-def test_what_does_not_hold_after_correction_is_not_called_no_leak() -> None:
+def test_what_stands_out_alone_is_possible_whoever_inherits_it() -> None:
     near = cell("server", "none-seen").model_copy(update={"figures": (figure("auc", 0.6, 0.5, 0.7, p=0.03),)})
     made = result([near, near.model_copy(update={"id": "server/b"})])
     headline = summarise(made).headline
     assert headline == "A leak is possible: a test stands out alone, but not after correction for all tests."
     assert levels(made) == {"server": "possible"}
-
-
-def test_a_possible_leak_is_inherited_and_asks_for_more_candidates() -> None:
     near = cell("world", "none-seen").model_copy(update={"figures": (figure("auc", 0.6, 0.5, 0.7, p=0.03),)})
     quiet = cell("server", "none-seen").model_copy(update={"figures": (figure("auc", 0.5, 0.4, 0.6, p=0.5),)})
     made = result([near, quiet], {"server": ("world",)})
     assert levels(made) == {"world": "possible", "server": "possible"}
     assert "candidates" in summarise(made).actions[0].do
-
-
-def test_a_test_that_does_not_stand_out_in_its_own_cell_is_no_possible_leak() -> None:
     quiet = [figure("tpr_at_10fpr", 0.1, 0.0, 0.3, p=0.5), figure("auc", 0.6, 0.5, 0.7, p=0.03)]
     made = result([cell("server", "none-seen").model_copy(update={"figures": tuple(quiet)})])
     (found,) = judge_all(made)
@@ -164,21 +155,14 @@ def test_a_test_that_does_not_stand_out_in_its_own_cell_is_no_possible_leak() ->
 
 
 REHEARSED = Controls(power=Control(what="rehearsal", passed=True, figures=(figure("auc", 0.71, 0.6, 0.8),)))
+TOLD = figure("pair_accuracy_rehearsed", 0.65)
 
 
 @pytest.mark.parametrize(
     ("figures", "power", "said"),
     [
-        (
-            (figure("pair_accuracy_rehearsed", 0.65),),
-            None,
-            "federations with known coins it told 65% of them",
-        ),
-        (
-            (figure("pair_accuracy_rehearsed", 0.65),),
-            REHEARSED.power,
-            "with known coins it reached AUC 0.710.",
-        ),
+        ((TOLD,), None, "federations with known coins it told 65% of them"),
+        ((TOLD,), REHEARSED.power, "with known coins it reached AUC 0.710."),
         ((), None, "It was not tried on a rehearsal with known coins"),
     ],
 )
@@ -230,15 +214,8 @@ def test_no_leak_is_claimed_where_a_budget_left_an_attack_out() -> None:
 def test_no_leak_is_claimed_where_private_messages_were_not_read() -> None:
     made = result([cell("server", "none-seen")])
     assert levels(made) == {"server": "none-seen"}
-    row = Exposure(
-        party="server",
-        kind="acme/bank",
-        direction="received",
-        count=1,
-        bytes=1,
-        senders=("client",),
-        recorded="full",
-        unread="no attack knows its tensors",
+    row = received("server", "acme/bank", "client").model_copy(
+        update={"unread": "no attack knows its tensors"}
     )
     for changes, level in (
         ({}, "not-tested"),
@@ -331,10 +308,8 @@ def test_a_view_with_a_kind_that_no_attack_reads_is_not_tested_and_names_it() ->
     quiet = reading(cell("server", "none-seen"), "logits")
     assert told(seen(result([quiet]), "logits")) == ("none-seen", "")
     made = seen(result([quiet]), "logits", "logit_cotangents")
-    assert told(made) == (
-        "not-tested",
-        "Tested only on a part of its view. logit_cotangents: no attack reads it.",
-    )
+    said = "Tested only on a part of its view. logit_cotangents: no attack reads it."
+    assert told(made) == ("not-tested", said)
     page = summarise(made)
     assert page.level == "not-tested"
     assert page.matrix[0].entries[0].words == "Tested in part"
@@ -348,9 +323,23 @@ def test_a_view_with_a_kind_that_no_attack_reads_is_not_tested_and_names_it() ->
     assert (part.level, "logit_cotangents: no attack reads it" in part.inherited) == ("not-tested", True)
 
 
-def test_a_kind_counts_as_read_by_what_an_attack_reads_besides() -> None:
+def test_what_was_read_besides_on_a_smaller_view_or_needs_no_reader_counts() -> None:
     quiet = reading(cell("server", "none-seen"), "logits", reads=("sample_count",))
     assert told(seen(result([quiet]), "logits", "sample_count"))[0] == "none-seen"
+    cells = [
+        reading(cell("server", "none-seen"), "logits"),
+        reading(cell("server+client/0", "none-seen"), "ensemble_labels"),
+    ]
+    made = seen(result(cells), "logits", "ensemble_labels", party="server+client/0")
+    assert told(made, "server+client/0") == ("none-seen", "")
+    made = result([reading(cell("server", "none-seen"), "logits")])
+    rows = (
+        received("server", "logits", "client"),
+        received("server", "ensemble_labels", "server").model_copy(update={"derived": True}),
+    )
+    assert told(made.model_copy(update={"exposure": rows})) == ("none-seen", "")
+    loud = reading(cell("server", "leak"), "logits")
+    assert told(seen(result([loud]), "logits", "logit_cotangents"))[0] == "leak"
 
 
 @pytest.mark.parametrize("level", ["inconclusive", "failed", "not-applicable", "not-requested"])
@@ -359,34 +348,8 @@ def test_an_attack_without_an_answer_has_read_nothing(level: str) -> None:
         reading(cell("server", "none-seen"), "logits"),
         reading(cell("server", level, "b"), "soft_labels"),
     ]
-    found = told(seen(result(cells), "logits", "soft_labels"))
-    assert found == (
-        "not-tested",
-        "Tested only on a part of its view. soft_labels: no attack that reads it gave an answer.",
-    )
-
-
-def test_what_was_read_on_a_smaller_view_counts_for_the_larger_one() -> None:
-    cells = [
-        reading(cell("server", "none-seen"), "logits"),
-        reading(cell("server+client/0", "none-seen"), "ensemble_labels"),
-    ]
-    made = seen(result(cells), "logits", "ensemble_labels", party="server+client/0")
-    assert told(made, "server+client/0") == ("none-seen", "")
-
-
-def test_what_is_computed_from_the_view_alone_needs_no_reader() -> None:
-    made = result([reading(cell("server", "none-seen"), "logits")])
-    rows = (
-        received("server", "logits", "client"),
-        received("server", "ensemble_labels", "server").model_copy(update={"derived": True}),
-    )
-    assert told(made.model_copy(update={"exposure": rows})) == ("none-seen", "")
-
-
-def test_a_leak_stays_a_leak_whatever_was_not_read() -> None:
-    loud = reading(cell("server", "leak"), "logits")
-    assert told(seen(result([loud]), "logits", "logit_cotangents"))[0] == "leak"
+    said = "Tested only on a part of its view. soft_labels: no attack that reads it gave an answer."
+    assert told(seen(result(cells), "logits", "soft_labels")) == ("not-tested", said)
 
 
 def test_page_public_page_comparison_and_console_agree_on_what_was_not_tested() -> None:

@@ -49,7 +49,7 @@ def test_words_of_the_run_are_left_out(place: tuple[Any, ...]) -> None:
     assert [SECRET in text for text in public(raw)] == [False, False]
 
 
-def test_places_in_settings_and_stages_are_left_out() -> None:
+def test_places_are_left_out_and_settings_with_a_slash_hidden() -> None:
     raw = load()
     raw["cells"][4]["params"] = {"weights": f"{SECRET}/weights.pt", f"/mnt/{SECRET}": 1}
     raw["run"]["spec"] |= {"extra": {"cache": f"~/{SECRET}", "root": SECRET}, "name": f"runs/{SECRET}"}
@@ -57,6 +57,15 @@ def test_places_in_settings_and_stages_are_left_out() -> None:
     raw["run"]["deviations"] = [f"reads /srv/{SECRET}"]
     for text in public(raw, **{f"/tmp/{SECRET}": 1.0}):
         assert SECRET not in text
+    given = {
+        "adversaries": ["server", "client/3", "server+client/0"],
+        "file": "data/12",
+        "root": "anything",
+        "n": 3,
+    }
+    assert settings(given) == {
+        "adversaries": ["server", "client/3", "server+client/0"], "file": HIDDEN, "root": HIDDEN, "n": 3,
+    }  # fmt: skip
 
 
 def test_reasons_are_of_a_closed_set() -> None:
@@ -73,7 +82,7 @@ def test_reasons_are_of_a_closed_set() -> None:
     "text",
     [
         "/home/a/b", "at /home/a/b.", "('/home/a')", "path=/home/a", "~/home/a", "~bob/home", "../home/a", "./home/a",
-        "C:\\home\\a", "c:/home", "\\\\server\\home", "file:///home/a", "s3://home/a", "<home\\a>", "x:/home/a",
+        "C:\\home\\a", "c:/home", "\\\\server\\home", "file:///home/a", "s3://home/a", "<home\\a>", "x:/home/a"
     ],
 )  # fmt: skip
 def test_paths_are_taken_out_of_a_sentence(text: str) -> None:
@@ -84,15 +93,3 @@ def test_paths_are_taken_out_of_a_sentence(text: str) -> None:
 @pytest.mark.parametrize("text", ["client/3", "and/or", "1 / 2", "server+client/0", "a.b/c"])
 def test_other_slashes_stay(text: str) -> None:
     assert without_paths(text) == text
-
-
-def test_a_setting_with_a_slash_that_names_no_party_is_hidden() -> None:
-    given = {
-        "adversaries": ["server", "client/3", "server+client/0"],
-        "file": "data/12",
-        "root": "anything",
-        "n": 3,
-    }
-    assert settings(given) == {
-        "adversaries": ["server", "client/3", "server+client/0"], "file": HIDDEN, "root": HIDDEN, "n": 3,
-    }  # fmt: skip

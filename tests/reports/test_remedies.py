@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import fdaudit.attacks
 import pytest
+from fdaudit.protocols import REGISTRY
 from fdaudit.reports.goals import RULES
-from fdaudit.reports.judgement.remedies import ENCRYPT, REMEDIES, carried, remedy, way
+from fdaudit.reports.judgement.remedies import ENCRYPT, REMEDIES, carried, remedy, way, without_epsilon
 from fdaudit.reports.judgement.verdict import Finding, judge
 
+import fdaudit
 from fdaudit.kinds import WAYS
-from fdaudit.result import Exposure, read
+from fdaudit.result import Exposure, Result, read
 
 from ..helpers.report_cases import minimal
+from ..planning.test_presets import PROTOCOLS, WITHOUT, spec
 
 ATTACKS = fdaudit.attacks.REGISTRY
 
@@ -74,12 +79,20 @@ def test_a_message_that_the_attack_does_not_start_from_is_not_named(goal: str) -
     assert carried(result, finding(goal, "server", ("logits",))).kinds == ("logits",)
 
 
-def test_counts_are_spoken_of_only_where_they_were_sent() -> None:
+def test_counts_and_kinds_of_a_systems_own_have_their_remedy() -> None:
     updates = read(minimal() | {"exposure": [exposed("model_update", "client/1", "server")]})
     assert "count" not in remedy(updates, finding("label-distribution", "server")).do
     assert "`model_update`" in remedy(updates, finding("label-distribution", "server")).do
     counts = read(minimal() | {"exposure": [exposed("class_counts", "client/1", "server")]})
     assert "`class_counts`" in remedy(counts, finding("label-distribution", "server")).do
+    result = read(minimal() | {"exposure": [exposed("acme/bank", "client/1", "server")]})
+    assert "`acme/bank`" in remedy(result, finding("reconstruction", "server")).do
+    kinds = ("discriminator_scores", "sample_gradients", "logits")
+    raw = minimal() | {"exposure": [exposed(kind, "client/1", "server") for kind in kinds]}
+    made = finding("membership", "server", kinds[:2])
+    assert "sanitized-gradients" in remedy(read(raw), made).do
+    besides = replace(made, cell=made.cell.model_copy(update={"reads": ("logits",)}))
+    assert remedy(read(raw), besides).do.startswith("Train with `dp-sgd`")
 
 
 @pytest.mark.parametrize("goal", RULES)
@@ -106,11 +119,6 @@ def test_every_attack_has_a_remedy_for_each_of_its_messages(name: str) -> None:
         ways = {"oracle"} if need.startswith("oracle") else {way(need, "client/0"), way(need, "server")}
         known = {w for w in ways if (card.goal, w) in REMEDIES}
         assert known, (need, ways)
-
-
-def test_kinds_of_a_system_s_own_get_the_general_remedy() -> None:
-    result = read(minimal() | {"exposure": [exposed("acme/bank", "client/1", "server")]})
-    assert "`acme/bank`" in remedy(result, finding("reconstruction", "server")).do
 
 
 @pytest.mark.parametrize(
@@ -184,11 +192,48 @@ def test_noise_that_trains_a_generator_is_no_remedy_for_what_answers_tell() -> N
     assert found.why.startswith("`logit_cotangents` follow")
 
 
-def test_what_an_attack_reads_besides_needs_a_remedy_too() -> None:
-    """Noise for discriminators alone leaves the logits that discriminator-regression reads beside their scores."""
-    kinds = ("discriminator_scores", "sample_gradients", "logits")
-    raw = minimal() | {"exposure": [exposed(kind, "client/1", "server") for kind in kinds]}
-    made = finding("membership", "server", kinds[:2])
-    assert "sanitized-gradients" in remedy(read(raw), made).do
-    besides = replace(made, cell=made.cell.model_copy(update={"reads": ("logits",)}))
-    assert remedy(read(raw), besides).do.startswith("Train with `dp-sgd`")
+# -- the remedy "train with dp-sgd at a stated ε" ends in an ε -----------------------------------------------------
+
+
+OTHERWISE = {
+    "fkd": "class_prototypes of client/0",  # membership by prototypes has a remedy of its own: noisy sums
+    "pls": "class_prototypes of client/0",
+    "selective-fd": "its index says which samples the selectors",  # "Answer every public sample"
+}
+"""What else stands in the way, where a remedy names it or is another one."""
+
+
+def dp_sgd(of: str) -> dict[str, Any]:
+    params = {"clip": 1.0, "noise_multiplier": 2.0, "sample_rate": 0.1}
+    return {"at": "training", "name": "dp-sgd", "of": of, "params": params}
+
+
+def result_of(run: Path) -> Result:
+    return read(json.loads((run / "result.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [p for p in PROTOCOLS if p not in WITHOUT])
+def test_what_is_to_be_withheld_is_all_that_stands_between_dp_sgd_and_an_epsilon(
+    name: str, tmp_path: Path
+) -> None:
+    aside = without_epsilon(result_of(fdaudit.run(spec(name), tmp_path / "bare").directory))
+    trained = [dp_sgd(of) for of in REGISTRY.load(name).card.trains]
+
+    def causes(run: str, withhold: list[str]) -> list[str]:
+        made = fdaudit.run(spec(name, defenses=trained, withhold=withhold), tmp_path / run)
+        entries = result_of(made.directory).ledger or ()
+        assert entries
+        return [entry.cause or "" for entry in entries if entry.epsilon is None]
+
+    left = causes("kept", aside)
+    assert bool(left) == (name in OTHERWISE)
+    assert all(OTHERWISE[name] in cause for cause in left)
+    for kind in aside:  # none of them is to be withheld for nothing
+        assert any(kind in cause for cause in causes(f"with-{kind}", [k for k in aside if k != kind]))
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_labels_in_clear_are_named_where_no_training_defence_covers_them(name: str, tmp_path: Path) -> None:
+    aside = without_epsilon(result_of(fdaudit.run(spec(name), tmp_path / "bare").directory))
+    assert "private_labels" in aside

@@ -52,11 +52,25 @@ def page() -> str:
     return render(load())
 
 
-def test_every_section_is_there_and_says_something(page: str) -> None:
+def test_sections_and_cells_say_something_with_their_reasons(page: str) -> None:
     document = Document(page)
     assert tuple(document.sections) == SECTIONS
     for name, text in document.sections.items():
         assert len(text.split()) > 30, name
+    sections = Document(page).sections
+    for cell in load()["cells"]:
+        assert cell["attack"] in sections["coverage"]
+        assert cell["attack"] in sections["reasons"]
+        assert cell["reason"] in sections["reasons"]
+    text = Document(page).sections["cells"]
+    reasons = [f["unavailable"] for c in load()["cells"] for f in c["figures"] if f["value"] is None]
+    assert len(reasons) == 2
+    assert all(reason in text for reason in reasons)
+    assert "Auditor-only: built from the truth." in page
+    raw = load() | {"auditor_only": False}
+    assert "Auditor-only" not in render(raw)
+    raw["run"]["status"] = "interrupted"
+    assert "Unfinished run." in render(raw)
 
 
 def test_the_least_result_still_fills_every_section() -> None:
@@ -82,7 +96,7 @@ def test_every_marked_number_is_in_the_result_and_shown_rounded_rightly(page: st
         assert abs(shown - scale * value) <= 0.5001 * 10.0 ** -len(match[2] or ""), (value, text)
 
 
-def test_every_measured_value_is_on_the_page(page: str) -> None:
+def test_measured_values_are_on_the_page_and_in_its_sentences(page: str) -> None:
     raw, marked = load(), {value for value, _ in Document(page).marked}
     for cell in raw["cells"]:
         for figure in cell["figures"]:
@@ -92,27 +106,9 @@ def test_every_measured_value_is_on_the_page(page: str) -> None:
             for image in target["images"] or []:
                 assert {image["psnr"], image["prior_psnr"]} <= marked
     assert {row["figure"]["value"] for row in raw["utility"]["final"]} <= marked
-
-
-def test_numbers_in_sentences_are_the_figures(page: str) -> None:
     gain = next(f for f in load()["cells"][0]["figures"] if f["name"] == "psnr_gain")
     said = f"{amount(gain['value'], 'dB')} [{amount(gain['low'], 'dB')}, {amount(gain['high'], 'dB')}]"
     assert said in Document(page).sections["summary"]
-
-
-def test_unavailable_figures_give_their_reason(page: str) -> None:
-    text = Document(page).sections["cells"]
-    reasons = [f["unavailable"] for c in load()["cells"] for f in c["figures"] if f["value"] is None]
-    assert len(reasons) == 2
-    assert all(reason in text for reason in reasons)
-
-
-def test_every_cell_is_covered_with_its_reason(page: str) -> None:
-    sections = Document(page).sections
-    for cell in load()["cells"]:
-        assert cell["attack"] in sections["coverage"]
-        assert cell["attack"] in sections["reasons"]
-        assert cell["reason"] in sections["reasons"]
 
 
 def test_a_cell_without_a_time_was_not_run_or_has_no_record_of_it() -> None:
@@ -126,16 +122,7 @@ def test_a_cell_without_a_time_was_not_run_or_has_no_record_of_it() -> None:
 def test_the_page_is_closed(page: str) -> None:
     document = Document(page)
     tags = {tag for tag, _ in document.elements}
-    assert not tags & {
-        "iframe",
-        "object",
-        "embed",
-        "base",
-        "form",
-        "audio",
-        "video",
-        "foreignobject",
-    }
+    assert not tags & {"iframe", "object", "embed", "base", "form", "audio", "video", "foreignobject"}
     policy = [a["content"] for t, a in document.elements if a.get("http-equiv") == "Content-Security-Policy"]
     allowed = base64.b64encode(hashlib.sha256(SCRIPT.read_bytes()).digest()).decode()
     closed = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{}'; {}"
@@ -149,14 +136,6 @@ def test_the_page_is_closed(page: str) -> None:
             beside = tag == "a" and str(value).partition("#")[0] == "appendix.html"
             assert value is None or value.startswith(("#", "data:")) or beside, (tag, value)
     assert not re.search(r"url\((?!#)|@import|http-equiv=.refresh", page)
-
-
-def test_the_auditor_is_warned(page: str) -> None:
-    assert "Auditor-only: built from the truth." in page
-    raw = load() | {"auditor_only": False}
-    assert "Auditor-only" not in render(raw)
-    raw["run"]["status"] = "interrupted"
-    assert "Unfinished run." in render(raw)
 
 
 def test_images_have_alternatives_and_identifiers_are_unique(page: str) -> None:
@@ -229,13 +208,10 @@ def test_free_text_of_every_kind_reaches_the_page() -> None:
         assert mark + visible(payload) in text, mark
 
 
-def test_what_stands_between_backticks_is_code() -> None:
+def test_what_stands_between_backticks_is_code_and_long_names_are_cut() -> None:
     raw = load()
     raw["run"]["deviations"] = ["as `a<b` says, and a lone ` stays"]
     assert "<li>as <code>a&lt;b</code> says, and a lone ` stays</li>" in render(raw)
-
-
-def test_names_of_ten_thousand_characters_are_cut_where_they_are_names() -> None:
     long = "w" * 10_000
     page = render(poison(load(), lambda text: text + long if text else text))
     assert "characters)" in page
@@ -267,14 +243,11 @@ def test_paths_that_leave_the_directory_are_refused(tmp_path: Path, path: str) -
         data_uri(root, path)
 
 
-def test_absolute_paths_are_refused_even_inside(tmp_path: Path) -> None:
+def test_absolute_paths_and_large_pictures_are_refused(tmp_path: Path) -> None:
     png = FIXTURES / load()["cells"][0]["targets"][0]["images"][0]["truth"]
     (tmp_path / "inside.png").write_bytes(png.read_bytes())
     with pytest.raises(UsageError, match="leaves the run directory"):
         data_uri(tmp_path, str(tmp_path / "inside.png"))
-
-
-def test_only_small_pngs_are_shown(tmp_path: Path) -> None:
     (tmp_path / "page.png").write_bytes(b"<svg onload=alert(1)>")
     (tmp_path / "large.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"0" * LIMIT)
     (tmp_path / "folder.png").mkdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from fdaudit.reports.run.security import write_dpia
 
 from fdaudit.result import read
 
-from ..helpers.browser import Browser, axe, chromium
+from ..helpers.browser import Browser, axe
 from ..helpers.report_cases import APPENDIX, FIXTURES, MAIN, SECTIONS, TIMINGS, load
 from .test_comparison import distilled, entries
 from .test_report import HOSTILE, poison
@@ -41,12 +40,6 @@ while (walker.nextNode()) {
 }
 return found.sort((x, y) => x[0] - y[0]);
 """
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -68,12 +68,9 @@ def test_the_json_says_what_the_page_says() -> None:
         assert " ".join(sentence.split()) in text, sentence
 
 
-def test_the_json_holds_the_whole_result() -> None:
+def test_the_json_holds_the_whole_result_and_is_written_beside_the_page(tmp_path: Path) -> None:
     held = set(numbers(as_json(load())["result"]))
     assert set(numbers(load())) <= held
-
-
-def test_the_json_is_written_beside_the_page(tmp_path: Path) -> None:
     write_report(read(load()), FIXTURES, tmp_path / "page.html", TIMINGS)
     assert json.loads((tmp_path / "page.json").read_text("utf-8")) == as_json(load())
 
@@ -141,7 +138,7 @@ def test_the_public_variant_shows_no_record_and_no_class_count() -> None:
     assert all(line in document.sections["system"] for line in result["withheld"])
 
 
-def test_the_public_variant_keeps_every_finding() -> None:
+def test_the_public_variant_keeps_every_finding_and_the_annex_names_who_departs() -> None:
     whole, part = as_json(load()), as_json(load(), public=True)
     assert part["verdict"]["level"] == whole["verdict"]["level"]
     told = " (all 2 attacked clients)"
@@ -153,11 +150,6 @@ def test_the_public_variant_keeps_every_finding() -> None:
     assert [line["cell"] for line in part["matrix"]] == [line["cell"] for line in whole["matrix"]]
     assert all(f["worst_target"] is None for f in part["findings"])
 
-
-# -- the annex ----------------------------------------------------------------------------------------------------
-
-
-def test_the_annex_names_parties_that_depart_from_the_protocol() -> None:
     def said(result: Result) -> str:
         (item,) = [one for one in annex(result) if one.asked == "Attacker's capabilities"]
         return item.what
@@ -169,7 +161,10 @@ def test_the_annex_names_parties_that_depart_from_the_protocol() -> None:
     assert said(active).endswith("From the protocol depart: server by imprint. All others are passive.")
 
 
-def test_the_annex_speaks_of_all_its_documents_and_certifies_nothing() -> None:
+# -- the annex ----------------------------------------------------------------------------------------------------
+
+
+def test_the_annex_names_sections_and_certifies_nothing() -> None:
     text = Document(render_report(read(load()), FIXTURES, TIMINGS)).sections["annex"]
     assert "This is no certification" in text
     for document in DOCUMENTS:
@@ -178,9 +173,14 @@ def test_the_annex_speaks_of_all_its_documents_and_certifies_nothing() -> None:
         "Attribute inference", "Membership inference", "Exfiltration", "Regurgitation", "Model inversion",
         "Context in which the model is released", "Unit of privacy", "relation", "Sampling", "Composition", "tuning",
         "Trust model", "randomness", "goals", "capabilities", "knowledge", "Threat modelling", "Adversarial testing",
-        "Maximum or average risk",
+        "Maximum or average risk"
     )  # fmt: skip
     assert [item for item in wanted if item not in text] == []
+    from ..helpers.report_cases import SECTIONS
+
+    assert {place for raw in (load(), minimal()) for i in annex(read(raw)) for place in i.where} <= set(
+        SECTIONS
+    )
 
 
 def provided(raw: dict[str, Any]) -> dict[str, str]:
@@ -217,14 +217,6 @@ def test_an_item_is_provided_only_where_the_result_provides_it() -> None:
     assert some["How to DP-fy ML: Cost of tuning"] == "in part"
     ledger["assumptions"].append("The setting was chosen from 5 runs (fixed), none of which costs more.")
     assert provided(raw)["How to DP-fy ML: Cost of tuning"] == "yes"
-
-
-def test_every_place_that_the_annex_names_is_a_section() -> None:
-    from ..helpers.report_cases import SECTIONS
-
-    assert {place for raw in (load(), minimal()) for i in annex(read(raw)) for place in i.where} <= set(
-        SECTIONS
-    )
 
 
 @pytest.mark.parametrize(

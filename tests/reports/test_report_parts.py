@@ -9,10 +9,13 @@ import pytest
 from fdaudit.reports import render_report
 from fdaudit.reports.drawings.diagram import arrows, diagram
 from fdaudit.reports.drawings.figures import ForestRow, forest_chart, roc_chart, utility_chart
+from fdaudit.reports.goals import RULES
+from fdaudit.reports.goals.rule import RuleInput
 from fdaudit.reports.text import amount, clip, joined, label
 
 from fdaudit.errors import UsageError
-from fdaudit.result import CurvePoint, Exposure, Roc, read
+from fdaudit.result import Cell, Confinement, CurvePoint, Exposure, Roc, read, read_cell
+from fdaudit.types import Figure
 
 from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load
 
@@ -204,3 +207,87 @@ def test_words() -> None:
     assert clip("a" * 10, 4) == "aaaa… (+6 characters)"
     assert label("psnr_prior_max") == "PSNR, the prior's luckiest"
     assert label("my_figure") == "my figure"
+
+
+# -- a report says how attacks were confined -----------------------------------------------------------------------
+
+
+ALL = Confinement(held=("network", "files"), missing={})
+SOME = Confinement(held=("network",), missing={"files": "the kernel has no Landlock"})
+
+
+def text_of(raw: dict[str, Any]) -> str:
+    return " ".join(Document(render_report(read(raw), FIXTURES, TIMINGS)).text.split())
+
+
+def confined(*by: Confinement) -> dict[str, Any]:
+    raw = load()
+    for number, cell in enumerate(raw["cells"]):
+        cell["confinement"] = by[min(number, len(by) - 1)].plain()
+    return raw
+
+
+def test_confinement_is_one_line_unless_cells_or_layers_differ() -> None:
+    assert "were confined" not in text_of(load())
+    assert "Attacks were confined by network and files." in text_of(confined(ALL))
+    said = "Attacks were confined by network; not confined here by files (the kernel has no Landlock)."
+    assert said in text_of(confined(SOME))
+    raw = confined(SOME, ALL)
+    text = text_of(raw)
+    assert "Attacks were confined by network and files, except these cells." in text
+    assert f"{raw['cells'][0]['id']}: confined by network; not confined here by files" in text
+
+
+def test_a_cell_keeps_how_it_was_confined() -> None:
+    cell = Cell(
+        protocol="p",
+        adversary="server",
+        attack="a",
+        goal="membership",
+        source="s",
+        status="run",
+        confinement=SOME,
+    )
+    assert read_cell(cell.plain(), "cell") == cell
+    assert "confinement" not in cell.model_copy(update={"confinement": None}).plain()
+
+
+# -- the rule for recovered words ----------------------------------------------------------------------------------
+
+
+RULE = RULES["text-reconstruction"]
+
+
+def evidence(f1, prior, gain, p):
+    figures = [
+        Figure(name="token_f1", value=f1, unit="fraction"),
+        Figure(name="token_f1_prior", value=prior, unit="fraction"),
+        Figure(name="token_gain", value=gain, unit="fraction", p=p),
+    ]
+    return RuleInput(who="client/0", figures=figures)
+
+
+@pytest.mark.parametrize(
+    ("f1", "prior", "gain", "p", "signal", "strong", "telling"),
+    [
+        (1.0, 0.3, 0.7, 0.001, True, True, True),
+        (1.0, 0.3, 0.7, None, True, True, False),  # too few other texts for a test: F1 alone shows it
+        (1.0, 0.3, 0.7, 1.0, True, True, True),  # not significant after correction, and still read
+        (0.5, 0.3, 0.2, 0.001, True, False, True),
+        (0.5, 0.3, 0.2, 0.2, False, False, True),
+        (0.5, 0.3, 0.2, None, False, False, False),  # nothing bounds chance: inconclusive
+        (0.2, 0.3, -0.1, 0.001, False, False, True),
+        (0.96, 0.9, 0.06, 0.001, True, True, True),
+        (0.96, 0.9, 0.06, 0.5, False, True, True),  # words that everybody uses
+    ],
+)
+def test_what_counts_as_recovered(f1, prior, gain, p, signal, strong, telling):
+    found = evidence(f1, prior, gain, p)
+    assert bool(RULE.signal(found)) == signal
+    assert RULE.strong(found) == strong
+    assert RULE.telling(found) == telling
+
+
+def test_without_figures_there_is_no_signal():
+    assert RULE.signal(RuleInput(who="client/0", figures=[])) == ""
+    assert not RULE.strong(RuleInput(who="client/0", figures=[]))

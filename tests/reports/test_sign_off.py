@@ -109,7 +109,7 @@ def test_the_same_result_gives_the_same_bytes_whenever_it_is_printed(monkeypatch
     assert json.loads(report_json(result, TIMINGS, provenance=DAY))["ended"] == "2026-11-29"
 
 
-def test_the_sign_off_takes_room_of_the_findings() -> None:
+def test_words_of_the_trade_are_explained_and_the_sign_off_takes_room() -> None:
     def above(raw: dict[str, Any]) -> int:
         result = read(raw)
         context = build(result, FIXTURES, TIMINGS, DAY)
@@ -118,9 +118,6 @@ def test_the_sign_off_takes_room_of_the_findings() -> None:
         return value
 
     assert above(stated(scope="w" * 400)) > above(load())
-
-
-def test_words_of_the_trade_are_explained_where_they_stand() -> None:
     words = [word.word for word in glossary(["AUC 0.9 by `dp-sgd` shadow models at 12 dB, and ε = 3"])]
     assert words == ["ε", "AUC", "PSNR", "dp-sgd", "shadow model"]
     assert glossary(["Nothing."]) == ()
@@ -166,16 +163,13 @@ def test_the_day_is_kept_apart_from_the_seconds(tmp_path: Path, monkeypatch: pyt
 # -- the assessment -----------------------------------------------------------------------------------------------
 
 
-def test_the_assessment_has_every_part_of_article_35() -> None:
+def test_the_assessment_has_every_part_and_states_what_the_report_states() -> None:
     page = render_dpia(read(stated(**GIVEN)), DAY)
     for words in ("Art. 35(7)(a)", "Art. 35(7)(b)", "Art. 35(7)(c)", "Art. 35(7)(d)", "Art. 35(2)", "Art. 35(9)",
                   "Art. 35(11)", "Art. 36", "Residual risk", "Signature", "X-ray classifier 2.1", "2026-11-29",
                   "to be filled in", "Dr. &lt;b&gt;Who"):  # fmt: skip
         assert words in page, words
     assert "<b>Who" not in page
-
-
-def test_the_assessment_states_what_the_public_report_states() -> None:
     raw = load()
     result = read(raw)
     page, public = render_dpia(result, DAY), render_report(result, FIXTURES, {}, public=True, provenance=DAY)
@@ -188,9 +182,6 @@ def test_the_assessment_states_what_the_public_report_states() -> None:
     assert any(severities)
     assert "<img" not in page
     assert "[" not in page.split("<main>")[1].split("</main>")[0].replace("[]", "")  # no interval
-
-
-def test_the_assessment_of_a_run_without_attacks_can_be_written() -> None:
     page = render_dpia(read(minimal()), Provenance())
     assert "No leak was measured. That is not evidence of safety." in page
     assert "No message is on record." in page

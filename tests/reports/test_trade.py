@@ -134,9 +134,10 @@ def test_every_point_has_its_name_or_its_number_and_no_leader_crosses_a_label(ca
             assert crossed == []
 
 
-def test_the_quickstart_s_points_carry_their_names() -> None:
+def test_points_carry_names_and_without_figures_there_are_no_panels() -> None:
     for panel in drawn(QUICKSTART):
         assert {p.name for p in QUICKSTART} <= {text for text, _ in texts(panel.chart)}
+    assert drawn([point("a", 1, None, None), point("b", 2, None, None)]) == ()
 
 
 def test_a_run_s_bytes_stand_at_its_mark_and_its_mark_at_its_bytes() -> None:
@@ -163,10 +164,6 @@ def test_a_run_without_a_figure_is_named_beside_the_panels_that_need_it() -> Non
     assert both.absent == ("unattacked", "no model")
     assert leakage.absent == ("unattacked",)
     assert len(list(marks(both.chart))) == 5
-
-
-def test_a_comparison_without_figures_has_no_panels() -> None:
-    assert drawn([point("a", 1, None, None), point("b", 2, None, None)]) == ()
 
 
 def test_a_label_without_room_has_no_place() -> None:

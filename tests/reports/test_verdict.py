@@ -58,6 +58,8 @@ WITHHELD = (
     figure("evaluator_chance", 0.2),
 )
 """Of classes that an adversary lacked: nothing by likeness, and what prior and chance give an evaluator."""
+NO_GAIN = (figure("psnr_gain", None), figure("evaluator_chance", 0.2))
+CHANCE = figure("auc", 0.5, 0.4, 0.6)
 
 
 @pytest.mark.parametrize(
@@ -74,28 +76,16 @@ WITHHELD = (
         ("reconstruction", [*WITHHELD, figure("evaluator_accuracy", 0.8, 0.4, 0.97, p=0.2)], "none-seen"),
         ("reconstruction", [*WITHHELD, figure("evaluator_accuracy", 0.25, 0.1, 0.97, p=1e-4)], "none-seen"),
         ("reconstruction", [*WITHHELD, figure("evaluator_accuracy", 0.8, 0.4, 0.97)], "none-seen"),
-        (
-            "reconstruction",
-            [figure("psnr_gain", None), WITHHELD[2], figure("evaluator_accuracy", 0.1, 0.01, 0.4, p=0.9)],
-            "none-seen",
-        ),
+        ("reconstruction", [*NO_GAIN, figure("evaluator_accuracy", 0.1, 0.01, 0.4, p=0.9)], "none-seen"),
         ("membership", [figure("auc", 0.8, 0.7, 0.9)], "leak"),
         ("membership", [figure("auc", 0.6, 0.51, 0.7)], "partial"),
         ("membership", [figure("auc_mean", 0.6, 0.51, 0.7)], "partial"),
         ("membership", [figure("auc", 0.6, 0.5, 0.7)], "none-seen"),
         ("membership", [figure("auc", 0.9)], "inconclusive"),
         ("membership", [figure("auc", 0.5, 0.4, 0.6), figure("tpr_at_1fpr", 0.2, 0.1, 0.3)], "leak"),
-        (
-            "membership",
-            [figure("auc", 0.5, 0.4, 0.6), figure("tpr_at_0.1fpr", 0.004, 0.0021, 0.1)],
-            "partial",
-        ),
-        (
-            "membership",
-            [figure("auc", 0.5, 0.4, 0.6), figure("tpr_at_0.1fpr", 0.004, 0.0019, 0.1)],
-            "none-seen",
-        ),
-        ("membership", [figure("auc", 0.5, 0.4, 0.6), figure("tpr_at_10fpr", 0.2, 0.09, 0.3)], "none-seen"),
+        ("membership", [CHANCE, figure("tpr_at_0.1fpr", 0.004, 0.0021, 0.1)], "partial"),
+        ("membership", [CHANCE, figure("tpr_at_0.1fpr", 0.004, 0.0019, 0.1)], "none-seen"),
+        ("membership", [CHANCE, figure("tpr_at_10fpr", 0.2, 0.09, 0.3)], "none-seen"),
         ("label-distribution", [figure("label_tv", 0.05), figure("label_tv_prior", 0.4)], "leak"),
         ("label-distribution", [figure("label_tv", 0.2), figure("label_tv_prior", 0.4)], "partial"),
         ("label-distribution", [figure("label_tv", 0.3), figure("label_tv_prior", 0.4)], "none-seen"),
@@ -115,9 +105,8 @@ def test_a_single_clear_image_is_a_leak_though_the_mean_is_below_the_prior() -> 
     assert "1 of 3 images" in found.because
     faint = tuple(Image(truth="t", guess="g", psnr=21.0, prior_psnr=p) for p in (15.5, 16.0))
     victim = victim.model_copy(update={"images": faint})
-    assert (
-        judge(cell("reconstruction", figure("psnr_gain", 5, -1, 9), targets=(victim,))).level == "none-seen"
-    )
+    blurred = cell("reconstruction", figure("psnr_gain", 5, -1, 9), targets=(victim,))
+    assert judge(blurred).level == "none-seen"
 
 
 @pytest.mark.parametrize("positive", [None, False])
@@ -131,7 +120,7 @@ def test_nothing_found_without_a_passed_positive_control_shows_nothing(positive:
     assert any("positive control" in caution for caution in found.cautions)
 
 
-def test_a_rounded_p_value_stays_on_its_side_of_the_limit() -> None:
+def test_p_values_and_aucs_keep_their_side_when_rounded() -> None:
     assert p_value(3e-5, 0.05) == "p < 0.0001"
     assert p_value(1e-4, 0.05) == "p = 0.0001"
     assert p_value(0.0331, 0.05) == "p = 0.033"
@@ -140,15 +129,8 @@ def test_a_rounded_p_value_stays_on_its_side_of_the_limit() -> None:
     assert p_value(0.05001, 0.05) == "p just over 0.05"
     assert corrected(0.0331, 0.05, 1496) == "p = 0.033 after correction for 1,496 tests (limit 0.05)"
     assert corrected(0.0331, 0.05, 1) == "p = 0.033 (limit 0.05)"
-
-
-def test_an_auc_that_rounds_to_1_is_hardly_any() -> None:
-    assert (
-        detectable(0.7, 0.99) == "could have detected AUC 0.70 or more, and 0.99 or more for one victim alone"
-    )
-    assert (
-        detectable(0.7, 0.9906) == "could have detected AUC 0.70 or more, and hardly any for one victim alone"
-    )
+    assert detectable(0.7, 0.99).endswith("AUC 0.70 or more, and 0.99 or more for one victim alone")
+    assert detectable(0.7, 0.9906).endswith("AUC 0.70 or more, and hardly any for one victim alone")
 
 
 def test_a_headline_says_what_was_shown_where_only_classes_were() -> None:
@@ -160,15 +142,12 @@ def test_a_headline_says_what_was_shown_where_only_classes_were() -> None:
     assert "training inputs" not in said
 
 
-def test_a_positive_control_that_failed_hides_no_leak() -> None:
+def test_controls_that_fail_outweigh_figures_but_hide_no_leak() -> None:
     controls = Controls(positive=Control(what="overfit", passed=False), negative=PASSED.negative)
     loud = cell("membership", figure("auc", 0.9, 0.8, 1.0, 1e-6), controls=controls)
     assert judge(loud.model_copy(update={"status": "inconclusive"})).level == "leak"
     quiet = cell("membership", figure("auc", 0.5, 0.4, 0.6, 0.5), controls=controls)
     assert judge(quiet.model_copy(update={"status": "inconclusive"})).level == "inconclusive"
-
-
-def test_a_failed_negative_control_outweighs_any_figure() -> None:
     controls = Controls(positive=PASSED.positive, negative=Control(what="noise", passed=False))
     assert judge(cell("membership", figure("auc", 1.0, 0.99, 1.0), controls=controls)).level == "inconclusive"
 
@@ -187,18 +166,28 @@ def test_one_victim_out_of_many_is_reported_with_the_caution_it_needs() -> None:
     assert "client/1" in found.measured
 
 
-def test_the_worst_victim_of_a_distance_is_the_smallest() -> None:
+def test_distances_are_told_by_their_smallest_and_against_guessing() -> None:
     targets = tuple(
         Target(target=f"client/{k}", figures=(figure("label_tv", v), figure("label_tv_prior", 0.5)))
         for k, v in enumerate((0.4, 0.05, 0.2))
     )
     found = judge(cell("label-distribution", figure("label_tv", 0.22), targets=targets))
     assert found.worst is targets[1]
+    gain = replace(figure("psnr_gain", -6.0, -8.0, -4.0), unit="dB")
+    said = framed(RULES["reconstruction"], gain)
+    assert said.replace("\xa0", " ") == "6.0 dB [4.0 dB, 8.0 dB] farther from the truth than guessing"
+    assert (
+        framed(RULES["label-distribution"], figure("label_tv", 0.0))
+        == "the class shares were recovered exactly"
+    )
+    near = framed(RULES["label-distribution"], figure("label_tv", 0.08))
+    assert near == "class shares guessed to within a total variation of 0.080"
 
 
-def test_every_goal_of_the_vocabulary_has_a_rule() -> None:
+def test_every_goal_has_a_rule_and_nothing_is_no_strongest() -> None:
     assert list(GOALS) == list(RULES)
     assert set(get_args(Level)) == set(LEVELS)
+    assert strongest([]) is None
 
 
 bounded = st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)).map(sorted)
@@ -273,7 +262,7 @@ def test_failed_gates_come_first_among_the_actions() -> None:
     assert "gate" not in " ".join(a.do for a in _summary(raw).actions)
 
 
-def test_a_coalition_sees_what_its_members_see() -> None:
+def test_coalitions_see_what_members_see_and_collude() -> None:
     raw = load()
     result = Result.model_validate_json(json.dumps(raw))
     both = dict(private_kinds(result, "server+client/3"))
@@ -283,10 +272,8 @@ def test_a_coalition_sees_what_its_members_see() -> None:
     raw["exposure"][0]["private"] = False
     result = Result.model_validate_json(json.dumps(raw))
     assert "gradient" not in dict(private_kinds(result, "server"))
-
-
-def test_the_strongest_of_nothing_is_nothing() -> None:
-    assert strongest([]) is None
+    assert party("server+client/0") == "the server and client/0 colluding"
+    assert party("server") == "the server"
 
 
 @pytest.mark.parametrize(
@@ -361,26 +348,6 @@ def test_a_model_at_chance_supports_no_possible_leak(warnings: tuple[str, ...]) 
 # -- plain words ---------------------------------------------------------------------------------------------------
 
 
-def test_worse_than_guessing_is_told_as_a_distance() -> None:
-    gain = replace(figure("psnr_gain", -6.0, -8.0, -4.0), unit="dB")
-    said = framed(RULES["reconstruction"], gain)
-    assert said.replace("\xa0", " ") == "6.0 dB [4.0 dB, 8.0 dB] farther from the truth than guessing"
-
-
-def test_exact_class_shares_are_told_so() -> None:
-    assert (
-        framed(RULES["label-distribution"], figure("label_tv", 0.0))
-        == "the class shares were recovered exactly"
-    )
-    near = framed(RULES["label-distribution"], figure("label_tv", 0.08))
-    assert near == "class shares guessed to within a total variation of 0.080"
-
-
-def test_parties_of_a_coalition_collude() -> None:
-    assert party("server+client/0") == "the server and client/0 colluding"
-    assert party("server") == "the server"
-
-
 def test_what_decided_is_said_where_images_are_farther_than_the_prior_and_still_name_their_record():
     gain = figure("psnr_gain", -1.8, -4.7, 1.5)
     named = replace(figure("identification", 0.75, 0.19, 0.99, p=5e-5), n=4)
@@ -388,10 +355,7 @@ def test_what_decided_is_said_where_images_are_farther_than_the_prior_and_still_
     found = judge(cell("reconstruction", gain, figure("psnr", 25), named, chance))
     assert found.level in ("leak", "partial")
     (told,) = found.decided_by.values()
-    assert (
-        told
-        == "decided by identification: 75.0\u00a0% of 4 records are picked out of their galleries, by chance 7.0\u00a0%"
-    )
+    assert told.startswith("decided by identification: 75.0\u00a0% of 4 records are picked out")
     closer = judge(cell("reconstruction", figure("psnr_gain", 9, 8, 10), figure("psnr", 25), named, chance))
     assert not closer.decided_by
 

@@ -41,10 +41,14 @@ def shown(bound: float, power: float = 3.0) -> Evidence:
     return Evidence(attack="a", on="canaries", design="coin-flips", coins=500, bound=bound, power=power)
 
 
-def test_a_bound_above_the_claim_contradicts_it_and_one_below_is_consistent() -> None:
+def test_bounds_contradict_claims_above_them_alone() -> None:
     assert judge(ledger(2.0), [shown(0.1), shown(2.01)], 0.95).verdict == "contradicted"
     found = judge(ledger(2.0), [shown(1.99), shown(0.0)], 0.95)
     assert (found.verdict, found.bound, found.power) == ("consistent", 1.99, 3.0)
+    nothing = judge(ledger(float("inf")), [shown(3.0)], 0.95)
+    assert (nothing.verdict, nothing.claimed) == ("nothing-claimed", None)
+    assert judge(ledger(2.0, unit="client"), [shown(3.0)], 0.95).verdict == "contradicted"
+    assert judge(ledger(2.0, victim=""), [shown(3.0)], 0.95).verdict == "not-checked"
 
 
 def test_a_claim_that_no_attack_could_contradict_is_inconclusive_and_says_what_would_be_needed() -> None:
@@ -97,13 +101,6 @@ def test_a_claim_that_one_of_the_two_tests_could_have_contradicted_is_no_longer_
     assert found.verdict == "consistent"
     assert "a perfect attack could have shown μ of up to 1.2, and 1 is claimed" in found.reason
     assert judge(ledger(4.0), [seen(1.2)], 0.95).verdict == "inconclusive"
-
-
-def test_where_nothing_is_claimed_or_no_client_is_left_nothing_is_judged() -> None:
-    nothing = judge(ledger(float("inf")), [shown(3.0)], 0.95)
-    assert (nothing.verdict, nothing.claimed) == ("nothing-claimed", None)
-    assert judge(ledger(2.0, unit="client"), [shown(3.0)], 0.95).verdict == "contradicted"
-    assert judge(ledger(2.0, victim=""), [shown(3.0)], 0.95).verdict == "not-checked"
 
 
 # -- whole runs -----------------------------------------------------------------------------------------------------

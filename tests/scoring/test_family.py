@@ -84,7 +84,7 @@ def test_coins_and_own_tests_share_the_level(scores: Any) -> None:
     )
 
 
-def test_one_kind_of_tests_has_the_whole_level(scores: Any) -> None:
+def test_one_kind_of_tests_has_the_whole_level_and_unkept_scores_stand_alone(scores: Any) -> None:
     found = family_of(RUN, [MEMBERSHIP])
     assert found.by_themselves is None
     assert found.by_coins is not None
@@ -98,9 +98,6 @@ def test_one_kind_of_tests_has_the_whole_level(scores: Any) -> None:
         ("server/dlg", "client/0", "identification"): 0.002,
     }
     assert family_of(RUN, []).adjusted == ()
-
-
-def test_membership_scores_that_the_vault_does_not_keep_stand_by_their_own_p_values(scores: Any) -> None:
     scores.clear()
     outside = cell("server/external-x", "membership", figure("auc", 0.01))
     assert adjusted(family_of(RUN, [outside]))["server/external-x", None, "auc"] == 0.02

@@ -150,16 +150,15 @@ def _judged(rate: float, low: float, p: float, chance: float = 0.1, tests: int =
     return found.level, found
 
 
-def test_identified_faces_are_a_leak_although_the_prior_is_closer() -> None:
+def test_identified_faces_are_a_leak_and_few_a_partial_one() -> None:
     level, found = _judged(0.67, 0.5, 1e-4)
     assert level == "leak"
     assert "picked out" in found.because
     assert LOOK not in found.cautions
-
-
-def test_few_identified_records_are_a_partial_leak() -> None:
     assert _judged(0.2, 0.15, 1e-4)[0] == "partial"
     assert _judged(0.3, 0.15, 1e-4)[0] == "partial"  # not beyond twice chance
+    assert _judged(0.67, 0.5, 1e-3)[0] == "leak"
+    assert _judged(0.67, 0.5, 1e-3, tests=100)[0] == "possible"
 
 
 @pytest.mark.parametrize(("rate", "p"), [(0.67, 0.06), (0.1, 1e-4), (0.05, 1e-4)])
@@ -167,8 +166,3 @@ def test_luck_and_rates_of_chance_are_no_leak_and_carry_the_caution(rate: float,
     level, found = _judged(rate, 0.5 * rate, p)
     assert level == "none-seen"
     assert LOOK in found.cautions
-
-
-def test_its_p_value_is_corrected_for_the_tests_of_the_run() -> None:
-    assert _judged(0.67, 0.5, 1e-3)[0] == "leak"
-    assert _judged(0.67, 0.5, 1e-3, tests=100)[0] == "possible"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,131 +15,58 @@ import torch
 import yaml
 
 from fdaudit import attacks, protocols
+from fdaudit.config import validate
 from fdaudit.errors import SpecError
-from fdaudit.spec.schema import load_spec
+from fdaudit.spec.draft import draft
+from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import cli, known, write_spec
+from ..helpers.command import Cli
+from ..helpers.run_cases import known, write_spec
 from .mistakes import IN_SPECS
 
-# -- one mistake a line: name, what is changed in a good spec, the field, the value, a word of the remedy ---------
+Refused = Callable[..., str]
 
-MISTAKES: list[tuple[str, dict[str, Any], str, str, str]] = [
+# -- one mistake a line: what is changed in a good spec, the field, the value, a word of the remedy ---------
+
+NPZ = (
+    ("none", "Give a path"),
+    ("truncated", "Fetch it again"),
+    ("pickled", "pickled"),
+    ("unlabelled", "Store"),
+    ("mismatch", "one label for each image"),
+    ("nan", "Remove or repair"),
+    ("scale", "[0, 1]"),
+    ("oneclass", "two classes"),
+)
+"""Files with one thing wrong each, and a word of the remedy."""
+
+MISTAKES: list[tuple[dict[str, Any], str, str, str]] = [
     *IN_SPECS,
     # data
     (
-        "absent dataset that may not be downloaded",
         {"dataset": {"name": "mnist", "root": "{folder}/nothing"}},
         "dataset.root",
         "nothing'",
         "dataset.download: true",
     ),
-    (
-        "absent file",
-        {"dataset": {"name": "npz:{folder}/none.npz"}},
-        "dataset.name",
-        "none.npz'",
-        "Give a path",
+    *(
+        ({"dataset": {"name": f"npz:{{folder}}/{name}.npz"}}, "dataset.name", f"{name}.npz'", remedy)
+        for name, remedy in NPZ
     ),
+    ({"dataset": {"name": "npz:../x.npz", "root": "{folder}"}}, "dataset.name", "'../x.npz'", "absolute"),
+    ({"dataset": {"name": "folder:{folder}"}}, "dataset.name", "", "sub-folder"),
+    ({"clients": 60, "victims": 1}, "partition.name", "'iid'", "fewer clients"),
     (
-        "path that leaves the root",
-        {"dataset": {"name": "npz:../x.npz", "root": "{folder}"}},
-        "dataset.name",
-        "'../x.npz'",
-        "absolute",
-    ),
-    (
-        "truncated npz",
-        {"dataset": {"name": "npz:{folder}/truncated.npz"}},
-        "dataset.name",
-        "truncated.npz'",
-        "Fetch it again",
-    ),
-    (
-        "pickled npz",
-        {"dataset": {"name": "npz:{folder}/pickled.npz"}},
-        "dataset.name",
-        "pickled.npz'",
-        "pickled",
-    ),
-    (
-        "npz without labels",
-        {"dataset": {"name": "npz:{folder}/unlabelled.npz"}},
-        "dataset.name",
-        "unlabelled.npz'",
-        "Store",
-    ),
-    (
-        "labels that do not match images",
-        {"dataset": {"name": "npz:{folder}/mismatch.npz"}},
-        "dataset.name",
-        "mismatch.npz'",
-        "one label for each image",
-    ),
-    (
-        "NaN images",
-        {"dataset": {"name": "npz:{folder}/nan.npz"}},
-        "dataset.name",
-        "nan.npz'",
-        "Remove or repair",
-    ),
-    (
-        "images beyond [0, 1]",
-        {"dataset": {"name": "npz:{folder}/scale.npz"}},
-        "dataset.name",
-        "scale.npz'",
-        "[0, 1]",
-    ),
-    (
-        "one class",
-        {"dataset": {"name": "npz:{folder}/oneclass.npz"}},
-        "dataset.name",
-        "oneclass.npz'",
-        "two classes",
-    ),
-    ("folder without classes", {"dataset": {"name": "folder:{folder}"}}, "dataset.name", "", "sub-folder"),
-    (
-        "partition that leaves a client empty",
-        {"clients": 60, "victims": 1},
-        "partition.name",
-        "'iid'",
-        "fewer clients",
-    ),
-    (
-        "partition of more classes than there are",
         {"partition": {"name": "by-class", "classes_per_client": 11}},
         "partition.classes_per_client",
         "11",
         "at most 10",
     ),
-    (
-        "model that does not fit the input",
-        {"model": {"name": "cnn-5-5"}},
-        "model.name",
-        "'cnn-5-5'",
-        "dataset.image_size: 16",
-    ),
-    (
-        "module that is none",
-        {"model": {"name": "import:os:getcwd"}},
-        "model.name",
-        "'import:os:getcwd'",
-        "torch.nn.Module",
-    ),
-    (
-        "module that leaves",
-        {"model": {"name": "import:sys:exit"}},
-        "model.name",
-        "'import:sys:exit'",
-        "torch.nn.Module",
-    ),
-    (
-        "module that is not there",
-        {"model": {"name": "import:no.such:Thing"}},
-        "model.name",
-        "no.such",
-        "Check",
-    ),
+    ({"model": {"name": "cnn-5-5"}}, "model.name", "'cnn-5-5'", "dataset.image_size: 16"),
+    ({"model": {"name": "import:os:getcwd"}}, "model.name", "'import:os:getcwd'", "torch.nn.Module"),
+    ({"model": {"name": "import:sys:exit"}}, "model.name", "'import:sys:exit'", "torch.nn.Module"),
+    ({"model": {"name": "import:no.such:Thing"}}, "model.name", "no.such", "Check"),
 ]
 
 
@@ -176,32 +104,30 @@ def filled(value: Any, folder: Path) -> Any:
     return value
 
 
-def refused(
-    spec: dict[str, Any] | str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    *out_option: object,
-) -> str:
-    """The one line with which a spec is refused; nothing is written anywhere."""
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-    path = write_spec(tmp_path / "spec.yaml", spec)
-    code, out, err = cli(monkeypatch, capsys, "run", path, *out_option)
-    assert (code, out) == (2, ""), err
-    assert err.endswith("\n")
-    assert len(err.splitlines()) == 1, err
-    assert err.startswith("fdaudit: ")
-    assert list(work.iterdir()) == [], "a run directory was left behind"
-    return err
+@pytest.fixture
+def refused(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Refused:
+    """Returns the one line with which a spec is refused; nothing is written anywhere."""
+
+    def run(spec: dict[str, Any] | str, *options: object) -> str:
+        work = tmp_path / "work"
+        work.mkdir()
+        monkeypatch.chdir(work)
+        code, out, err = cli("run", write_spec(tmp_path / "spec.yaml", spec), *options)
+        assert (code, out) == (2, ""), err
+        assert err.endswith("\n")
+        assert len(err.splitlines()) == 1, err
+        assert err.startswith("fdaudit: ")
+        assert list(work.iterdir()) == [], "a run directory was left behind"
+        return err
+
+    return run
 
 
 @pytest.mark.parametrize("out", [(), pytest.param(("--out", "run"), marks=pytest.mark.thorough)], ids=str)
 @pytest.mark.parametrize(
     ("changes", "field", "value", "remedy"),
-    [case[1:] for case in MISTAKES],
-    ids=[case[0] for case in MISTAKES],
+    MISTAKES,
+    ids=[f"{field}: {value}" for _, field, value, _ in MISTAKES],
 )
 def test_a_mistake_is_one_line(
     out: tuple[str, ...],
@@ -210,18 +136,16 @@ def test_a_mistake_is_one_line(
     value: str,
     remedy: str,
     folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
-    line = refused(small_spec(**filled(changes, folder)), tmp_path, monkeypatch, capsys, *out)
+    line = refused(small_spec(**filled(changes, folder)), *out)
     assert line.startswith(f"fdaudit: {field}")
     assert value in line
     assert remedy in line
 
 
 def test_there_are_many_distinct_mistakes() -> None:
-    assert len({case[0] for case in MISTAKES}) == len(MISTAKES) >= 60
+    assert len({str(changes) for changes, *_ in MISTAKES}) == len(MISTAKES) >= 60
 
 
 def test_the_good_spec_is_good(folder: Path) -> None:
@@ -276,15 +200,8 @@ FILES: list[tuple[str, str, str]] = [
 @pytest.mark.thorough
 @pytest.mark.parametrize("out", [(), ("--out", "run")], ids=str)
 @pytest.mark.parametrize(("text", "problem"), [f[1:] for f in FILES], ids=[f[0] for f in FILES])
-def test_a_broken_file_is_one_line(
-    out: tuple[str, ...],
-    text: str,
-    problem: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert problem in refused(text, tmp_path, monkeypatch, capsys, *out)
+def test_a_broken_file_is_one_line(out: tuple[str, ...], text: str, problem: str, refused: Refused) -> None:
+    assert problem in refused(text, *out)
 
 
 def test_an_alias_that_stays_small_is_read_as_written_out(tmp_path: Path) -> None:
@@ -295,12 +212,10 @@ def test_an_alias_that_stays_small_is_read_as_written_out(tmp_path: Path) -> Non
     assert len(load_spec(path).defenses) == 2
 
 
-def test_a_file_that_cannot_be_read_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")
     for name, why in (("none.yaml", "No such file"), ("", "Is a directory"), ("latin.yaml", "not UTF-8")):
-        code, out, err = cli(monkeypatch, capsys, "run", tmp_path / name, "--out", tmp_path / "run")
+        code, out, err = cli("run", tmp_path / name, "--out", tmp_path / "run")
         assert (code, out, len(err.splitlines())) == (2, "", 1)
         assert why in err
         assert repr(str(tmp_path / name)) in err
@@ -310,11 +225,9 @@ def test_a_file_that_cannot_be_read_is_one_line(
 # -- other machines, other input ----------------------------------------------------------------------------------
 
 
-def test_a_device_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_device_that_is_not_there(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    line = refused(small_spec(device="cuda:1"), tmp_path, monkeypatch, capsys, "--out", "run")
+    line = refused(small_spec(device="cuda:1"), "--out", "run")
     assert line.startswith("fdaudit: device: 'cuda:1' is not there")
     assert "Set device to 'cpu'" in line
 
@@ -328,17 +241,12 @@ def test_a_device_that_is_not_there(
     ],
 )
 def test_a_precision_that_the_device_does_not_have(
-    device: str,
-    precision: str,
-    problem: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    device: str, precision: str, problem: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     spec = small_spec(device=device, precision=precision)
-    line = refused(spec, tmp_path, monkeypatch, capsys, "--out", "run")
+    line = refused(spec, "--out", "run")
     assert line.startswith(f"fdaudit: precision: {problem}")
     assert "Set precision to 'float32'" in line
 
@@ -403,3 +311,39 @@ def test_a_run_s_own_spec_is_a_spec(tmp_path: Path) -> None:
     own = yaml.safe_load((finished(tmp_path / "run") / "spec.yaml").read_text())
     assert set(own["seed"]) == {"commitment"}
     assert load_spec(tmp_path / "run" / "spec.yaml").seed is None
+
+
+# -- the spec that `fdaudit init` writes ---------------------------------------------------------------------------
+
+
+NAMES = protocols.REGISTRY.names()
+
+
+def drafted(name: str) -> str:
+    return draft(name, protocols.REGISTRY.load(name).Config)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_draft_is_a_spec_with_every_default_and_every_field(name: str, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(drafted(name), encoding="utf-8")
+    found = load_spec(tmp_path / "spec.yaml")
+    assert found.model_copy(update={"protocol": Spec().protocol}) == Spec()
+    config = protocols.REGISTRY.load(name).Config
+    assert found.protocol.name == name
+    assert validate(config, found.protocol.params) == config()
+    text = drafted(name)
+    config = protocols.REGISTRY.load(name).Config
+    for field in (*Spec.model_fields, *config.model_fields):
+        assert re.search(rf"^(    )?(# )?{field}:", text, re.MULTILINE), field
+
+
+def test_what_is_commented_out_is_its_default_again_without_the_sign() -> None:
+    core, _, rest = drafted("fedkd").partition("# Everything else")
+    left = [name for name in Spec.model_fields if f"\n{name}:" not in core]
+    known = re.compile(rf"# ({'|'.join(left)}):|#   |# - ")
+    given = "\n".join(line.removeprefix("# ") for line in rest.splitlines() if known.match(line))
+    found = yaml.safe_load(given)
+    assert list(found) == left
+    for field, value in found.items():
+        default = Spec().model_dump(mode="json", exclude_none=True).get(field)
+        assert value == (list(Spec().deviations) if field == "deviations" else default), field

@@ -154,11 +154,6 @@ def _ran(shell: Shell, command: tuple[object, ...], run: Path, other: Path) -> t
 
 
 @pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Shell:
-    return Shell(monkeypatch, capsys, tmp_path / "home")
-
-
-@pytest.fixture
 def cases(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The directories that were planned from."""
     made: list[str] = []

@@ -40,7 +40,7 @@ def asked(truth: Path, *records: str, goal: str = GOAL) -> int:
         return answered.asked(goal, records)
 
 
-def test_counts_are_by_record_and_goal_and_survive(truth: Path) -> None:
+def test_counts_are_by_record_and_goal_whoever_names_it(truth: Path) -> None:
     charge(truth, NAMES[0], NAMES[1])
     charge(truth, NAMES[1], NAMES[2])
     assert [asked(truth, name) for name in NAMES] == [1, 2, 1]
@@ -48,9 +48,6 @@ def test_counts_are_by_record_and_goal_and_survive(truth: Path) -> None:
     assert asked(truth, *NAMES, goal=OTHER) == 0
     requests = json.loads((truth / LEDGER).read_bytes())["requests"]
     assert requests == [{"goal": GOAL, "guesses": GUESSES}] * 2
-
-
-def test_records_are_named_by_content_where_images_are_there() -> None:
     x, y = torch.rand(4, 1, 2, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 0, 1])
     names, order = record_names(x, y), torch.tensor([2, 0, 3, 1])
     assert record_names(x[order], y[order]) == tuple(names[i] for i in order)

@@ -108,13 +108,10 @@ def test_objects_inside_are_made_anew() -> None:
     assert (back.inner["k"].label, back.pair[1]) == ("b", 4)
 
 
-def test_tensors_get_the_numbers_of_their_field() -> None:
+def test_tensors_and_numbers_of_other_libraries_become_plain() -> None:
     bytes_ = torch.tensor([1, 2], dtype=torch.uint8)
     back = crossed(whole(real=bytes_, whole=bytes_, long=bytes_))
     assert (back.real.dtype, back.whole.dtype, back.long.dtype) == (torch.float64, torch.uint8, torch.int64)
-
-
-def test_numbers_of_other_libraries_become_plain() -> None:
     back = crossed(whole(size=np.int64(5), loss=np.float32(0.5), many=[torch.tensor(0.25)]))
     assert [type(v) for v in (back.size, back.loss, back.many)] == [int, float, tuple]
     assert (back.size, back.loss, back.many) == (5, 0.5, (0.25,))

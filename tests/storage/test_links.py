@@ -21,8 +21,9 @@ from fdaudit.audit.red_team import export_view
 from fdaudit.quickstart.suite import specs as quickstart_names
 from fdaudit.testing.specs import small_spec
 
+from ..helpers.command import Cli
 from ..helpers.rerecorded import card_of, rerecord
-from ..helpers.run_cases import cli, finished
+from ..helpers.run_cases import finished
 from ..helpers.sweep_cases import grid
 
 SPEC: Mapping[str, Any] = {
@@ -45,29 +46,21 @@ def _linked(path: Path, outside: Path) -> None:
     path.symlink_to(target)
 
 
-def _linked_to_a_private_file(path: Path, outside: Path) -> None:
-    _gone(path)
-    path.symlink_to(outside / "private.txt")
+def _to(target: Callable[[Path, Path], str | Path]) -> Change:
+    """Return a change that leaves a link to the target in the place of a path."""
+
+    def change(path: Path, outside: Path) -> None:
+        _gone(path)
+        path.symlink_to(target(path, outside))
+
+    return change
 
 
-def _linked_to_a_folder(path: Path, outside: Path) -> None:
-    _gone(path)
-    path.symlink_to(outside / "folder")
-
-
-def _dead(path: Path, outside: Path) -> None:
-    _gone(path)
-    path.symlink_to(outside / "nowhere")
-
-
-def _circular(path: Path, outside: Path) -> None:
-    _gone(path)
-    path.symlink_to(path.name)
-
-
-def _device(path: Path, outside: Path) -> None:
-    _gone(path)
-    path.symlink_to("/dev/full")
+_linked_to_a_private_file = _to(lambda path, outside: outside / "private.txt")
+_linked_to_a_folder = _to(lambda path, outside: outside / "folder")
+_dead = _to(lambda path, outside: outside / "nowhere")
+_circular = _to(lambda path, outside: path.name)
+_device = _to(lambda path, outside: "/dev/full")
 
 
 def _hard(path: Path, outside: Path) -> None:
@@ -134,12 +127,7 @@ COMMANDS: Mapping[str, Callable[[Path], tuple[object, ...]]] = {
     "run --resume": lambda home: ("run", "--resume", "--out", home / "run"),
     "run SPEC --resume": lambda home: ("run", home / "spec.yaml", "--resume", "--out", home / "run"),
     "run --seed-from": lambda home: (
-        "run",
-        home / "spec.yaml",
-        "--out",
-        home / "made",
-        "--seed-from",
-        home / "run",
+        *("run", home / "spec.yaml", "--out", home / "made", "--seed-from", home / "run"),
     ),
     "evidence": lambda home: ("evidence", home / "run", "--out", home / "made"),
     "export-view": lambda home: ("export-view", home / "run", "server", "--out", home / "made"),
@@ -206,11 +194,9 @@ def _shown(home: Path) -> Iterator[str]:
                 yield str(path)
 
 
-def _refused(
-    command: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def _refused(command: str, home: Path, cli: Cli) -> None:
     before = _state(home / "outside")
-    code, out, error = cli(monkeypatch, capsys, *COMMANDS[command](home))
+    code, out, error = cli(*COMMANDS[command](home))
     assert _state(home / "outside") == before
     assert PRIVATE not in out + error
     assert not list(_shown(home))
@@ -219,30 +205,20 @@ def _refused(
 
 
 @pytest.mark.parametrize(("command", "place", "change"), REPRESENTATIVE)
-def test_a_link_in_a_run_is_refused(
-    command: str,
-    place: str,
-    change: Change,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_link_in_a_run_is_refused(command: str, place: str, change: Change, home: Path, cli: Cli) -> None:
     change(home / "run" / place, home / "outside")
-    _refused(command, home, monkeypatch, capsys)
+    _refused(command, home, cli)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_link_anywhere_in_a_run_is_refused(
-    command: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_link_anywhere_in_a_run_is_refused(command: str, home: Path, cli: Cli) -> None:
     run, places = home / "run", _places(home / "run")
     if command in OF_THE_VAULT:
         places = [p for p in places if p.partition("/")[0] in ("attacks", "vault")]
     shutil.move(run, home / "whole")
-    first = list(COMMANDS).index(
-        command
-    )  # each place meets every third command, and each time another change
+    # Each place meets every third command, and each time another change.
+    first = list(COMMANDS).index(command)
     for number, place in enumerate(places[first % 3 :: 3]):
         change = CHANGES[(first + number) % len(CHANGES)]
         shutil.copytree(home / "whole", run)
@@ -251,7 +227,7 @@ def test_a_link_anywhere_in_a_run_is_refused(
         shutil.copyfile(home / "outside" / "private.txt", outside / "private.txt")
         (outside / "folder").mkdir()
         change(run / place, outside)
-        _refused(command, home, monkeypatch, capsys)
+        _refused(command, home, cli)
         shutil.rmtree(run)
         shutil.rmtree(outside)
 
@@ -266,13 +242,11 @@ def _places(run: Path) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_the_run_directory_itself_may_be_a_link(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_run_directory_itself_may_be_a_link(home: Path, cli: Cli) -> None:
     shutil.move(home / "run", home / "kept")
     (home / "run").symlink_to("kept")
     for name in ("attack", "report", "score", "ledger --curve", "run --resume", "evidence", "verify"):
-        code, _, error = cli(monkeypatch, capsys, *COMMANDS[name](home))
+        code, _, error = cli(*COMMANDS[name](home))
         assert code == 0, (name, error)
 
 
@@ -280,14 +254,12 @@ def test_the_run_directory_itself_may_be_a_link(
 
 
 @pytest.mark.parametrize("place", ["fedkd", "fedkd/vault"])
-def test_a_quickstart_does_not_go_on_through_a_link(
-    place: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quickstart_does_not_go_on_through_a_link(place: str, home: Path, cli: Cli) -> None:
     for name in quickstart_names():
         (home / "audit" / name / "vault").mkdir(parents=True)
     _linked(home / "audit" / place, home / "outside")
     before = _state(home / "outside")
-    code, _, error = cli(monkeypatch, capsys, "quickstart", "--resume", "--out", home / "audit")
+    code, _, error = cli("quickstart", "--resume", "--out", home / "audit")
     assert (code, error.count("\n")) == (3, 1), error
     assert _state(home / "outside") == before
 
@@ -295,9 +267,7 @@ def test_a_quickstart_does_not_go_on_through_a_link(
 @pytest.mark.parametrize(
     "place", ["runs", "locks", "shared", "scratch", "runs/0123456789abcdef", "runs/x/vault"]
 )
-def test_a_sweep_does_not_go_on_through_a_link(
-    place: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_does_not_go_on_through_a_link(place: str, home: Path, cli: Cli) -> None:
     wanted = grid()
     (home / "grid.yaml").write_text(yaml.safe_dump(wanted))
     (home / "swept" / place).parent.mkdir(parents=True)
@@ -306,7 +276,7 @@ def test_a_sweep_does_not_go_on_through_a_link(
     _linked_to_a_folder(home / "swept" / place, home / "outside")
     before = _state(home / "outside")
     out = home / "swept"
-    code, _, error = cli(monkeypatch, capsys, "sweep", home / "grid.yaml", "--resume", "--out", out)
+    code, _, error = cli("sweep", home / "grid.yaml", "--resume", "--out", out)
     assert (code, error.count("\n")) == (3, 1), error
     assert _state(home / "outside") == before
 
@@ -315,18 +285,12 @@ def test_a_sweep_does_not_go_on_through_a_link(
 @pytest.mark.parametrize(
     "place", ["record.json", "transcript", "transcript/payloads", "transcript/messages.jsonl"]
 )
-def test_a_link_in_a_record_is_refused(
-    place: str,
-    change: Change,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_link_in_a_record_is_refused(place: str, change: Change, home: Path, cli: Cli) -> None:
     change(home / "foreign" / "record" / place, home / "outside")
     before = _state(home / "outside")
     record, card = home / "foreign" / "record", home / "foreign" / "card.yaml"
     for options in (("--check",), ("--out", home / "made")):
-        code, out, error = cli(monkeypatch, capsys, "import", record, "--card", card, *options)
+        code, out, error = cli("import", record, "--card", card, *options)
         assert code in (2, 3), error
         assert PRIVATE not in out + error
         assert _state(home / "outside") == before

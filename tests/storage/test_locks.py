@@ -27,7 +27,8 @@ from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.manifest import verify
 
 from ..helpers import warm
-from ..helpers.run_cases import cli, tree, write_spec
+from ..helpers.command import Cli
+from ..helpers.run_cases import tree, write_spec
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -85,6 +86,7 @@ def held_elsewhere(directory: Path) -> Iterator[warm.Started]:
 
 RESUMER = """
 import sys
+import tempfile
 from pathlib import Path
 from fdaudit.cli.app import main
 answers, sys.stdout = sys.stdout, sys.stderr
@@ -249,15 +251,13 @@ def test_who_reads_is_not_refused(reader: str, whole: Path, tmp_path: Path) -> N
         READERS[reader](run, tmp_path / "out")
 
 
-def test_the_command_says_it_in_one_line(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_it_in_one_line(whole: Path, tmp_path: Path, cli: Cli) -> None:
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     spec = write_spec(tmp_path / "spec.yaml", SPEC)
     commands = [("run", spec, "--out", run, "--resume"), ("attack", run, "loss-threshold"), ("report", run)]
     with held_elsewhere(run):
         for command in commands:
-            code, _, err = cli(monkeypatch, capsys, *command)
+            code, _, err = cli(*command)
             assert code == 2
             assert err.count("\n") == 1
             assert repr(str(run)) in err

@@ -23,7 +23,7 @@ from fdaudit.storage.locks import make_private
 from fdaudit.sweeps import sweep
 from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import cli
+from ..helpers.command import Cli
 from ..helpers.sweep_cases import grid, inline
 
 SPEC = small_spec(
@@ -209,11 +209,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_no_command_reads_a_record_that_was_changed(
-    command: tuple[str, ...],
-    whole: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...], whole: Path, tmp_path: Path, cli: Cli
 ) -> None:
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     copy = Path(shutil.copytree(whole, tmp_path / "copy"))
@@ -226,7 +222,7 @@ def test_no_command_reads_a_record_that_was_changed(
     places = {"RUN": run, "COPY": copy, "OUT": tmp_path / "out"}
     before = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*"))
     given = ["/".join(str(places.get(part, part)) for part in word.split("/")) for word in command]
-    code, _, err = cli(monkeypatch, capsys, *given)
+    code, _, err = cli(*given)
     assert code == 3, err
     assert "does not match its digest" in err
     assert sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*")) == before

@@ -152,12 +152,16 @@ def test_runs_that_share_a_secret_and_a_seed_have_the_same_records_whatever_else
     assert differs(case, simulated_case(load_spec(small_spec()), Secrets(8, SECRET)))
 
 
-def test_the_working_seed_has_63_bits_and_is_not_the_users():
+def test_secrets_and_working_seeds_are_drawn_afresh() -> None:
     seeds = {Secrets(seed, SECRET).working_seed for seed in range(200)}
     assert len(seeds) == 200
     assert max(seeds) < 2**63
     assert sum(seed.bit_length() == 63 for seed in seeds) in range(70, 131)
     assert not seeds & set(range(200))
+    one, two = Secrets.draw(), Secrets.draw()
+    assert len(one.secret) == 32
+    assert one.secret != two.secret
+    assert one.seed != two.seed
 
 
 # -- nothing with a small state is reachable --------------------------------------------------------------------------
@@ -356,10 +360,3 @@ def test_the_review_note_names_nothing_that_is_gone():
     found = {d.name for d in draws()} | {d.module for d in draws()} | RAW
     extra = {"truth", "challenge", "canary-challenge", "coins", "fdaudit/transcript/wire.py"}
     assert not {name for name in _told() if name not in found | extra}
-
-
-def test_secrets_are_drawn_afresh():
-    one, two = Secrets.draw(), Secrets.draw()
-    assert len(one.secret) == 32
-    assert one.secret != two.secret
-    assert one.seed != two.seed

@@ -56,6 +56,11 @@ def test_what_a_killed_process_left_goes_when_the_next_begins(place):
     assert not list(place.glob("*/theirs-*"))
 
 
+def test_a_process_that_ends_leaves_nothing(place):
+    other(place, "pass").communicate()
+    assert list(place.iterdir()) == []
+
+
 def test_what_a_living_process_has_stays(place):
     living = other(place, "import time; time.sleep(600)")
     try:
@@ -64,11 +69,6 @@ def test_what_a_living_process_has_stays(place):
     finally:
         living.kill()
         living.communicate()
-
-
-def test_a_process_that_ends_leaves_nothing(place):
-    other(place, "pass").communicate()
-    assert list(place.iterdir()) == []
 
 
 def test_what_is_somebody_elses_is_left_alone(place):

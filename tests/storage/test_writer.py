@@ -47,12 +47,17 @@ def test_whoever_puts_too_much_waits_until_there_is_room() -> None:
     writer.close()
 
 
-def test_one_piece_larger_than_all_room_is_let_in_alone() -> None:
+def test_what_was_put_is_done_and_one_large_piece_is_let_in_alone() -> None:
     done, writer = list[int](), BackgroundWriter(most=1)
     writer.put(lambda: done.append(1), 100)
     writer.drain()
     assert done == [1]
     writer.close()
+    done, writer = list[int](), BackgroundWriter()
+    for number in range(100):
+        writer.put(lambda n=number: done.append(n))  # type: ignore[misc]
+    writer.close()
+    assert len(done) == 100
 
 
 def test_a_failure_is_raised_where_the_next_is_put_and_nothing_is_done_after_it() -> None:
@@ -88,14 +93,6 @@ def test_work_that_puts_work_and_drains_has_it_done_at_once(make: type[Writer]) 
     writer.drain()
     writer.close()
     assert done == ["begins", "inner", "ends", "next"]
-
-
-def test_closing_does_what_was_put() -> None:
-    done, writer = list[int](), BackgroundWriter()
-    for number in range(100):
-        writer.put(lambda n=number: done.append(n))  # type: ignore[misc]
-    writer.close()
-    assert len(done) == 100
 
 
 # -- a transcript that is written so ------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from fdaudit.sweeps import sweep as engine
 from fdaudit.sweeps.chosen import ChosenRun, choose
 from fdaudit.sweeps.index import ACCOUNTS, Index, read_index, write_index
 
+from ..helpers.command import Cli
 from ..helpers.ledger_cases import dp_sgd, gaussian
-from ..helpers.run_cases import cli
 from ..helpers.sweep_cases import grid, inline
 
 
@@ -62,20 +62,18 @@ def test_a_chosen_run_costs_what_all_runs_of_the_sweep_cost_together(swept: Path
     assert ChosenRun(swept, first).views == ("server", "world")
 
 
-def test_the_command_states_the_price_of_the_choice(
-    swept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_states_the_price_of_the_choice(swept: Path, cli: Cli) -> None:
     place = places(swept)[0]
-    code, text, _ = cli(monkeypatch, capsys, "ledger", str(place), "--chosen-from", str(swept), "--json")
+    code, text, _ = cli("ledger", str(place), "--chosen-from", str(swept), "--json")
     assert code == 0
     entry, _ = json.loads(text)
     assert entry["epsilon"] == pytest.approx(ChosenRun(swept, place).ledger("server").epsilon)
-    code, _, text = cli(monkeypatch, capsys, "ledger", str(place), str(place), "--chosen-from", str(swept))
+    code, _, text = cli("ledger", str(place), str(place), "--chosen-from", str(swept))
     assert code == 2
 
 
 def test_a_sweep_names_the_best_run_and_the_price_of_choosing_it(
-    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    swept: Path, tmp_path: Path, cli: Cli
 ) -> None:
     out = Path(shutil.copytree(swept, tmp_path / "out"))
     for place, accuracy in zip(places(out), (0.5, 0.75), strict=True):
@@ -92,9 +90,7 @@ def test_a_sweep_names_the_best_run_and_the_price_of_choosing_it(
     )
     assert read_index(out).chosen == found
     (tmp_path / "grid.json").write_text(json.dumps(tuned(choose="utility")))
-    code, text, _ = cli(
-        monkeypatch, capsys, "sweep", str(tmp_path / "grid.json"), "--out", str(out), "--resume"
-    )
+    code, text, _ = cli("sweep", str(tmp_path / "grid.json"), "--out", str(out), "--resume")
     assert code == 0
     assert f"({found.key}): utility 0.750" in text
     assert f"server: ε {found.ledger[0].epsilon:.3g} of all 2 runs together" in text
@@ -149,28 +145,26 @@ def test_a_run_without_accounts_leaves_nothing_to_claim(swept: Path, tmp_path: P
         ChosenRun(out, first).ledger("server")
 
 
-def test_a_run_of_another_sweep_is_refused(swept: Path, tmp_path: Path) -> None:
+def test_runs_and_terms_of_another_sweep_are_refused(swept: Path, tmp_path: Path) -> None:
     out = altered(swept, tmp_path, status="pending")
     with pytest.raises(RunError, match="no finished run"):
         ChosenRun(out, places(swept)[1])
-
-
-def test_another_relation_than_that_of_the_sweep_is_refused(swept: Path) -> None:
     with pytest.raises(UsageError, match="relation"):
         ChosenRun(swept, places(swept)[0]).ledger("server", relation="add-or-remove")
+    value = json.loads((places(swept)[0] / ACCOUNTS).read_text())["accounts"][0]
+    assert json.loads(json.dumps(accounts_to_json(accounts_from_json(value)))) == value
+    with pytest.raises(IntegrityError):
+        accounts_from_json({**value, "relation": "neither"})
+    assert isinstance(next(iter(accounts_from_json(value).charges["client/0"][0])), Gaussian)
 
 
-def test_an_undefended_run_of_the_sweep_leaves_nothing_to_claim(tmp_path: Path) -> None:
-    """Its results took part in the choice."""
+def test_what_leaves_nothing_to_claim(tmp_path: Path) -> None:
     out = tmp_path / "out"
     engine.sweep({**tuned(), "epsilon": [8, "inf"]}, out, executor=inline)
     found = ChosenRun(out, places(out)[-1]).ledger("server")
     assert found.epsilon == math.inf
     assert "computed from raw data" in found.cause
-
-
-def test_runs_that_split_the_records_differently_leave_nothing_to_claim(tmp_path: Path) -> None:
-    out = tmp_path / "out"
+    out = tmp_path / "seeds"
     engine.sweep({**tuned(), "epsilon": [8], "seeds": [1, 2]}, out, executor=inline)
     found = ChosenRun(out, places(out)[0]).ledger("server")
     assert found.epsilon == math.inf
@@ -208,11 +202,3 @@ def test_impossible_charges_are_refused(charge: dict[str, Any]) -> None:
         charges_from_json([{"times": 1, "charge": charge}])
     with pytest.raises(IntegrityError):
         charges_from_json([{"times": 0, "charge": charges_to_json({gaussian(1.0): 1})[0]["charge"]}])
-
-
-def test_accounts_of_unknown_terms_are_refused(swept: Path) -> None:
-    value = json.loads((places(swept)[0] / ACCOUNTS).read_text())["accounts"][0]
-    assert json.loads(json.dumps(accounts_to_json(accounts_from_json(value)))) == value
-    with pytest.raises(IntegrityError):
-        accounts_from_json({**value, "relation": "neither"})
-    assert isinstance(next(iter(accounts_from_json(value).charges["client/0"][0])), Gaussian)

@@ -97,21 +97,15 @@ def test_noise_that_leaves_the_index_in_clear_has_no_finite_epsilon_in_the_table
         assert all(r["cause_server" if name == "curves.csv" else "cause"] for r in rows)
 
 
-def test_its_marks_all_stand_behind_the_break(calibrated: Path) -> None:
+def test_marks_and_words_of_an_infinite_epsilon_stand_behind_the_break(calibrated: Path) -> None:
     svg = (calibrated / "utility-epsilon.svg").read_bytes()
     assert len(marks(svg)) == len(LEVELS) + 1
     assert min(marks(svg).values()) > max(breaks(svg))
-
-
-def test_the_page_calls_its_epsilon_infinite_and_gives_the_cause(calibrated: Path) -> None:
     page = (calibrated / "index.html").read_text(encoding="utf-8")
     assert "The ledger has no finite ε of the server&#39;s view for 2 of 2 defended points" in page
     assert "Up to a ledger ε" not in page
     cause = next(r["cause_server"] for r in table(calibrated / "curves.csv") if r["defence"] == "noise")
     assert cause.split(" (")[0] in page
-
-
-def test_the_axis_of_the_epsilon_asked_has_its_own_name_and_figure(calibrated: Path) -> None:
     svg = (calibrated / "utility-epsilon-asked.svg").read_bytes()
     assert len(set(marks(svg).values())) == len(LEVELS) + 1
     assert sum(x < min(breaks(svg)) for x in marks(svg).values()) == len(LEVELS)
@@ -243,15 +237,12 @@ def test_the_axis_names_its_adversary_and_shows_that_adversary_s_epsilon() -> No
         assert ledger_label(made.points, adversary) == f"ε of the {adversary}'s view, ledger, δ = 1e-5"
 
 
-def test_the_default_adversary_is_the_server_where_there_is_one() -> None:
+def test_the_adversary_of_an_axis_is_the_servers_or_the_grids() -> None:
     assert axis_adversary([row(1.0, world=1.0, server=1.0)], None) == "server"
     assert axis_adversary([row(1.0, world=1.0)], None) == "world"
     assert axis_adversary([row(1.0, world=1.0)], "world") == "world"
     with pytest.raises(UsageError, match="Did you mean 'world'"):
         axis_adversary([row(1.0, world=1.0)], "wrold")
-
-
-def test_a_grid_may_name_an_adversary_that_its_runs_have() -> None:
     assert load_grid(grid(adversary="server")).adversary == "server"
     expand(load_grid(grid(adversary="server")))
     with pytest.raises(SpecError, match="is an adversary of no run"):
@@ -281,7 +272,7 @@ def test_a_level_is_an_epsilon_only_where_it_is_used_as_one(fragment: dict[str, 
     assert asks_for_epsilon(fragment) is expected
 
 
-def test_every_tested_epsilon_has_a_tick_on_the_ledger_s_axis() -> None:
+def test_every_tested_epsilon_has_a_tick_and_none_has_only_infinity() -> None:
     rows = (row(1.0, server=0.7), row(4.0, server=3.1), row(16.0, server=None), row(8.0, server=3.1))
     curve = Sweep(name="s", rows=rows).curve(None)
     assert curve is not None
@@ -291,9 +282,6 @@ def test_every_tested_epsilon_has_a_tick_on_the_ledger_s_axis() -> None:
     marked = axes.get_xticks(minor=True)
     assert list(marked) == pytest.approx([math.log10(0.7), math.log10(3.1)])
     assert axes.get_xlim() == pytest.approx(curve.scale.limits)
-
-
-def test_an_axis_without_a_finite_epsilon_has_only_infinity() -> None:
     assert [name for _, name in scale_of([math.inf]).ticks] == ["∞"]
     found = scale_of([0.0, 2.0, math.inf])
     places = [place for place, _ in found.ticks]

@@ -32,7 +32,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
     return Shell(monkeypatch, capsys, tmp_path / "home")
 
 
-def test_the_grid_has_the_spec_s_settings_and_seeds_from_its_own_on() -> None:
+def test_seeds_follow_the_spec_s_and_end_where_a_seed_must() -> None:
     spec = load_spec(small_spec(seed=7))
     runs = expand(load_grid(seed_grid(spec, 3)))
     assert [run.seed for run in runs] == [7, 8, 9]
@@ -41,9 +41,6 @@ def test_the_grid_has_the_spec_s_settings_and_seeds_from_its_own_on() -> None:
         assert run.spec.model_copy(update={"seed": 7, "name": spec.name}) == spec
     drawn = load_spec({**small_spec(), "seed": None})
     assert [run.seed for run in expand(load_grid(seed_grid(drawn, 2)))] == [1, 2]
-
-
-def test_seeds_end_where_a_seed_must() -> None:
     with pytest.raises(SpecError, match="leaves no room for 5 seeds"):
         seed_grid(load_spec(small_spec(seed=2**63 - 2)), 5)
 

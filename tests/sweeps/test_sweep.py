@@ -25,7 +25,8 @@ from fdaudit.sweeps.grid import expand, load_grid
 from fdaudit.sweeps.index import Index, read_index
 
 from ..helpers import warm
-from ..helpers.run_cases import cli, tree
+from ..helpers.command import Cli
+from ..helpers.run_cases import tree
 from ..helpers.sweep_cases import grid, inline
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
@@ -243,14 +244,12 @@ def test_a_changed_grid_adds_runs_and_marks_those_that_it_no_longer_has(done: Pa
 
 
 @pytest.mark.thorough
-def test_a_failed_run_is_shown_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_run_is_shown_and_the_others_go_on(tmp_path: Path, cli: Cli) -> None:
     made = grid(seeds=[1], defences=[], epsilon=["inf"])
     made["protocols"].insert(0, {"name": "fedavg", "label": "wild", "params": {"rounds": 40, "lr": 1e30}})
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(made))
     out = tmp_path / "out"
-    code, said, err = cli(monkeypatch, capsys, "sweep", tmp_path / "grid.yaml", "--out", out, "--workers", 1)
+    code, said, err = cli("sweep", tmp_path / "grid.yaml", "--out", out, "--workers", 1)
     assert code == 1
     assert {k[0]: s for k, s in statuses(read_index(out)).items()} == {
         "wild": "failed",
@@ -358,15 +357,11 @@ def test_a_changed_index_is_refused(damage: dict[str, Any], done: Path, tmp_path
         read_index(tmp_path)
 
 
-def test_the_command_prints_its_index(
-    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_its_index(done: Path, tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid(epsilon=[8, math.inf])))
-    code, out, err = cli(
-        monkeypatch, capsys, "sweep", tmp_path / "grid.yaml", "--out", done, "--resume", "--json"
-    )
+    code, out, err = cli("sweep", tmp_path / "grid.yaml", "--out", done, "--resume", "--json")
     value = json.loads(out)
     assert (code, err, value.pop("sweep")) == (0, "", str(done))
     assert value == json.loads((done / "sweep.json").read_bytes())
-    code, out, _ = cli(monkeypatch, capsys, "sweep", tmp_path / "grid.yaml", "--out", done)
+    code, out, _ = cli("sweep", tmp_path / "grid.yaml", "--out", done)
     assert (code, out) == (2, "")

@@ -105,6 +105,12 @@ def test_a_share_of_epsilon_is_one_of_delta_too() -> None:
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 DEFENCE = {"name": "d", "spec": {"preset": {"name": "private", "epsilon": "{epsilon}"}}}
+
+
+def defended(**spec: Any) -> dict[str, Any]:
+    return {"defences": [{"name": "d", "spec": spec}]}
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"sweep": 2}, "sweep", "is not a valid choice"),
     ({"protocols": []}, "protocols", "is refused"),
@@ -126,35 +132,20 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "defences.0.not_applicable",
         "has a spec and a reason",
     ),
-    (
-        {"defences": [{"name": "d", "spec": {"references": ["standalone"]}}], "epsilon": [1, 2]},
-        "grid",
-        "is the same run",
-    ),
-    ({"defences": [{"name": "d", "spec": {"seed": 3}}]}, "defences.d.spec.seed", "is an axis"),
-    (
-        {"defences": [{"name": "d", "spec": {"clients": {"calibrate": "salt"}}}]},
-        "defences.d.spec.clients.calibrate",
-        "cannot be calibrated",
-    ),
-    (
-        {"defences": [{"name": "d", "spec": {"clients": {"calibrate": "gnmax", "share": 2}}}]},
-        "defences.d.spec.clients.share",
-        "is no share",
-    ),
-    (
-        {"defences": [{"name": "d", "spec": {"clients": {"calibrate": "gnmax", "relases": 2}}}]},
-        "defences.d.spec.clients.relases",
-        "is an unknown key",
+    ({**defended(references=["standalone"]), "epsilon": [1, 2]}, "grid", "is the same run"),
+    (defended(seed=3), "defences.d.spec.seed", "is an axis"),
+    *(
+        (defended(clients=calibrated), f"defences.d.spec.clients.{field}", problem)
+        for calibrated, field, problem in (
+            ({"calibrate": "salt"}, "calibrate", "cannot be calibrated"),
+            ({"calibrate": "gnmax", "share": 2}, "share", "is no share"),
+            ({"calibrate": "gnmax", "relases": 2}, "relases", "is an unknown key"),
+        )
     ),
     ({"base__seed": 1}, "base.seed", "is an axis"),
     ({"base__protocol": {"name": "fedkd"}}, "base.protocol", "is an axis"),
     ({"base__clinets": 3}, "clinets", "is an unknown key (in fedavg, no defence, seed 1)"),
-    (
-        {"base__adversaries": ["servr"]},
-        "adversaries",
-        "names 'servr', not a party of fedavg (in fedavg, no defence, seed 1)",
-    ),
+    ({"base__adversaries": ["servr"]}, "adversaries", "names 'servr', not a party of fedavg (in fedavg, no"),
     ({"base": [1]}, "base", "is refused"),
     ({"keep": "all"}, "keep", "is not a valid choice"),
     ({"grids": 1}, "grids", "is an unknown key"),

@@ -139,14 +139,11 @@ def test_counts_agree_with_numpy() -> None:
     assert int(SEGMENTATION.labels.counts(masks, CLASSES).sum()) == masks.numel()
 
 
-def test_confidence_of_one_class_is_the_log_of_its_odds() -> None:
+def test_answers_of_masks_and_of_one_class_have_their_confidence() -> None:
     p = SINGLE_LABEL.labels.probabilities(logits(SINGLE_LABEL).double())
     y = drawn(SINGLE_LABEL)
     mine = p[torch.arange(N), y]
     assert torch.allclose(SINGLE_LABEL.labels.confidence(p, y, 1e-12), (mine / (1 - mine)).log())
-
-
-def test_masks_have_neither_a_confidence_nor_canaries() -> None:
     labels, y = SEGMENTATION.labels, drawn(SEGMENTATION)
     with pytest.raises(TypeError, match="no confidence"):
         labels.confidence(torch.zeros(N, CLASSES, *SHAPE[1:]), y, 0.0)
@@ -157,14 +154,11 @@ def test_masks_have_neither_a_confidence_nor_canaries() -> None:
         labels.main_class(y, stream())
 
 
-def test_a_main_class_is_one_of_the_record_s_own() -> None:
+def test_a_main_class_is_the_records_own_and_wrong_labels_are_wrong() -> None:
     y = torch.tensor([[0, 1, 1], [0, 0, 0], [-1, 0, 1]])
     main = MULTI_LABEL.labels.main_class(y, stream()).tolist()
     assert main[0] in (1, 2)
     assert main[1:] == [3, 2]  # without a class; the only one
-
-
-def test_wrong_labels_are_wrong_and_unknown_ones_stay_unknown() -> None:
     y = drawn(SINGLE_LABEL)
     assert not bool((SINGLE_LABEL.labels.other(y, CLASSES, stream()) == y).any())
     assert MULTI_LABEL.labels.other(torch.tensor([[1, 0, -1]]), 3, stream()).tolist() == [[0, 1, -1]]

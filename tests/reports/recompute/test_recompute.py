@@ -164,14 +164,14 @@ CATEGORIES = {
         "result/family/level", "result/family/by_coins/floor", "result/family/by_coins/statistics",
         r"matrix/\d+/mean", r"matrix/\d+/worst", r"matrix/\d+/baseline",
         r"matrix/\d+/worst_record/value", r"result/judgement/views/\d+/severity/impact",
-        r"result/judgement/views/\d+/severity/access", r"result/judgement/views/\d+/severity/strength",
+        r"result/judgement/views/\d+/severity/access", r"result/judgement/views/\d+/severity/strength"
     ),
     "bounded": (
         r"result/ledger/0/epsilon", r"result/ledger/0/delta", r"result/ledger/0/contributions/0/charges",
         r"result/ledger/0/contributions/0/epsilon", r"result/checks/0/claimed", r"result/checks/0/confidence",
         r"result/checks/0/needed", r"result/checks/0/bound", r"result/checks/0/power",
         r"result/checks/0/evidence/0/power", r"result/checks/0/evidence/1/bound",
-        r"result/checks/0/evidence/1/coins", r"result/class_table/0/3", r"result/utility/curve/0/accuracy",
+        r"result/checks/0/evidence/1/coins", r"result/class_table/0/3", r"result/utility/curve/0/accuracy"
     ),
 }  # fmt: skip
 """Paths of one number of each kind; of those that a pattern fits, the last."""
