@@ -6,10 +6,12 @@ tests' own process.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
 import pickle
+import socket
 import struct
 import sys
 import tempfile
@@ -165,14 +167,6 @@ class Hostile:
                 path.symlink_to(self.config.place)
         return self._guess(view, knowledge, task)
 
-    def _vandalise(self, view: Any, knowledge: Any, task: Any) -> Any:
-        """Turns a bit of every payload that it was given."""
-        for path in Path(view.directory).glob("payloads/*"):
-            data = path.read_bytes()
-            with path.open("r+b") as file:
-                file.write(data[:-1] + bytes([data[-1] ^ 1]))
-        return self._guess(view, knowledge, task)
-
     def _death(self, view: Any, knowledge: Any, task: Any) -> Any:
         os._exit(3)
 
@@ -208,7 +202,7 @@ def _looked() -> str:
 
 
 def _looks(run: str, other: str) -> dict[str, Any]:
-    """What was not given and can be reached without a trick, by where it was found; `behaviours` tries the tricks."""
+    """Everything that can be reached which was not given, by where it was found."""
     return {
         "at import": AT_IMPORT,
         "objects": sorted({type(o).__name__ for o in gc.get_objects() if type(o).__name__ in AUDITORS}),
@@ -223,12 +217,19 @@ def _looks(run: str, other: str) -> dict[str, Any]:
         ),
         "environment": sorted(k for k in os.environ if "SECRET" in k or "FDAUDIT" in k or "DATA" in k),
         "arguments": [a for a in sys.argv if run and run in a],
+        "descriptors": _descriptors(run),
         "read": [
             name for name in ("vault/secrets.json", "result.json", "spec.yaml") if _reads(Path(run, name))
         ],
         "listed": _lists(Path(run)),
+        "written": _writes(Path(run, "transcript", "messages.jsonl")),
         "another's": _lists(Path(other)),
         "temporary": [p for p in _entries("/tmp") if os.path.isdir(f"/tmp/{p}") and _lists(Path("/tmp", p))],
+        "processes": [p for p in _entries("/proc") if p.isdigit() and int(p) != os.getpid() and _spied(p)],
+        "parent": [n for n in ("environ", "cmdline", "fd", "mem", "maps") if _of_parent(n)],
+        "traced": _traces(),
+        "signalled": _signals(),
+        "connected": _connects(),
     }
 
 
@@ -238,6 +239,18 @@ def _back(frame: Any) -> list[Any]:
         frames.append(frame)
         frame = frame.f_back
     return frames
+
+
+def _descriptors(run: str) -> list[str]:
+    found = []
+    for name in _entries("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if (run and run in target) or "tty" in target or "pts" in target or "socket" in target:
+            found.append(target)
+    return found
 
 
 def _entries(folder: str) -> list[str]:
@@ -259,3 +272,59 @@ def _lists(path: Path) -> bool:
         return bool(os.listdir(path))
     except OSError:
         return False
+
+
+def _writes(path: Path) -> bool:
+    try:
+        with path.open("ab") as file:
+            file.write(b"")
+        return True
+    except OSError:
+        return False
+
+
+def _spied(process: str) -> bool:
+    return any(_reads(Path("/proc", process, name)) for name in ("environ", "cmdline", "maps", "auxv"))
+
+
+def _of_parent(name: str) -> bool:
+    path = Path("/proc", str(os.getppid()), name)
+    if name == "fd":
+        return _lists(path)
+    try:
+        with path.open("rb") as file:
+            return name == "mem" or bool(file.read(1))
+    except OSError:
+        return False
+
+
+def _traces() -> bool:
+    """Whether it can stop its parent as a debugger would; if it can it lets go again."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(16, os.getppid(), 0, 0) != 0:
+        return False
+    os.waitpid(os.getppid(), 0)
+    libc.ptrace(17, os.getppid(), 0, 0)
+    return True
+
+
+def _signals() -> bool:
+    """Whether its parent can be signalled; the first process of a namespace sees none, and 0 is its own group."""
+    if not os.getppid():
+        return False
+    try:
+        os.kill(os.getppid(), 0)
+    except OSError:
+        return False
+    return True
+
+
+def _connects() -> bool:
+    """Whether a connection is refused by its other end, not by the system."""
+    try:
+        socket.create_connection(("127.0.0.1", 9), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
