@@ -58,10 +58,16 @@ PROTOCOLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pls": (ROUNDS, {}),
 }
 """Settings of local training as published, which the preset chooses itself, and settings of both sides."""
-PUBLISHED = ({"lr": 1.0}, {"lr": 0.3})
-PRIVATE: tuple[dict[str, float], ...] = ({}, {"lr": 1.0})
+PUBLISHED: tuple[dict[str, Any], ...] = ({"lr": 1.0}, {"lr": 0.3})
+PRIVATE: tuple[dict[str, Any], ...] = ({}, {"lr": 1.0})
 """What each side tries. The preset's own learning rate is 2."""
-OFTEN: tuple[dict[str, float], ...] = ({}, {"rounds": 30, "local_steps": 5, "lr": 1.0})
+WIDER: tuple[dict[str, Any], ...] = (*PUBLISHED, {"lr": 1.0, "widths": [64]}, {"lr": 0.3, "widths": [64]})
+"""What FedAvg as published tries: a hidden layer too, which helps it."""
+OFTEN: tuple[dict[str, Any], ...] = (
+    {},
+    {"rounds": 30, "local_steps": 5, "lr": 1.0},
+    {"rounds": 30, "local_steps": 5, "lr": 1.0, "widths": [64]},
+)
 """What private FedAvg tries: as many steps, with averages after fewer of them."""
 DRAWS = 12
 """Draws of records for FedAvg, on which both sides are run."""
@@ -69,7 +75,7 @@ NOISED_MESSAGES = ("fkd", "pls")
 """Presets that noise what is sent, not what is trained."""
 AS_THEY_ARE = (*NOISED_MESSAGES, "standalone")
 """Presets without DP-SGD: their settings of local training are those as published."""
-Choice = Mapping[str, float]
+Choice = Mapping[str, Any]
 
 
 def spec(protocol: str, seed: int, private: bool, choice: Choice) -> dict[str, Any]:
@@ -77,6 +83,8 @@ def spec(protocol: str, seed: int, private: bool, choice: Choice) -> dict[str, A
     published, both = PROTOCOLS[protocol]
     trained = {} if private and protocol not in AS_THEY_ARE else published
     preset = {"name": "private", "epsilon": EPSILON} if private else {"name": "as-published"}
+    settings = dict(choice)
+    widths = settings.pop("widths", [])
     return {
         "device": "cpu",
         "threads": 1,
@@ -85,8 +93,8 @@ def spec(protocol: str, seed: int, private: bool, choice: Choice) -> dict[str, A
         "clients": 5,
         "dataset": {"name": "digits"},
         "splits": {"test": 0.15, "proxy": 0.05, "auxiliary": 0.15, "candidates": 0},
-        "model": {"name": "mlp", "params": {"widths": [], "standardize": True}},
-        "protocol": {"name": protocol, "params": {**trained, **both, **choice}},
+        "model": {"name": "mlp", "params": {"widths": widths, "standardize": True}},
+        "protocol": {"name": protocol, "params": {**trained, **both, **settings}},
         "preset": preset,
         "references": [],
         "evaluate_every": 100,
@@ -103,9 +111,9 @@ def bounded(protocol: str) -> str:
 
 def choices(protocol: str, private: bool) -> tuple[Choice, ...]:
     """The settings that a side tries."""
-    if not private or protocol in AS_THEY_ARE:
-        return PUBLISHED
-    return OFTEN if protocol == "fedavg" else PRIVATE
+    if protocol == "fedavg":
+        return OFTEN if private else WIDER
+    return PRIVATE if private and protocol not in AS_THEY_ARE else PUBLISHED
 
 
 def tuned(run: fdaudit.Run, protocol: str, private: bool) -> Choice:
