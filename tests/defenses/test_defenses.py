@@ -65,7 +65,9 @@ def test_noise_on_different_tensors_and_messages_is_independent():
         assert abs(np.corrcoef(x, y)[0, 1]) < 4 / math.sqrt(5000)
 
 
-@pytest.mark.parametrize("made", [gaussian(sigma=2.0), defence("laplace-noise", gamma=0.5)], ids=str)
+@pytest.mark.parametrize(
+    "made", [gaussian(sigma=2.0), defence("laplace-noise", gamma=0.5)], ids=["gaussian", "laplace"]
+)
 def test_a_noised_count_is_rounded_not_cut(made):
     """Cut towards zero, counts would come out too small on average."""
     got = sent_of(made, {"n": torch.full((20_000,), 50)})["n"]
