@@ -66,15 +66,12 @@ def accuracy_figure(predicted: ArrayLike, true: ArrayLike, *, confidence: float 
 
 
 class Chance(NamedTuple):
-    """The utility of an answer that has learnt nothing.
-
-    Attributes:
-        level: its value.
-        answer: the answer, as in "guessing".
-    """
+    """The utility of an answer that has learnt nothing."""
 
     level: float
+    """Its value."""
     answer: str
+    """The answer, as in "guessing"."""
 
 
 def constant_accuracy(labels: ArrayLike) -> Chance:

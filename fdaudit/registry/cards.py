@@ -213,7 +213,7 @@ class ProtocolCard(ExtensionCard):
     averages: Settings = field(default_factory=dict)
     """Further objects that a training defence can act on, as in `trains`: clients average gradients themselves."""
     copies: Settings = field(default_factory=dict)
-    """By sending role, kinds of messages of which each receiver reads its own copy: a sender may deviate in these."""
+    """Kinds of messages, by sending role, of which each receiver reads its own copy. A sender may deviate in these."""
     generator: Settings | None = None
     """How to build the generator in messages of kind `generator_parameters`, see `fdaudit/models/declared.py`."""
 

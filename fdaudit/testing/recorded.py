@@ -58,7 +58,6 @@ class RecordedFederation:
         coins: whether coins decided who is a member.
         idle: records of each client, the first ones, that it trains on by the lists and never uses.
         named: whether every message names the records behind it; else those of the first round do.
-        sent: returns what is sent, from the tensors and the kind of a message: values in half precision, for example.
         card: more fields of the card.
     """
 
@@ -75,6 +74,7 @@ class RecordedFederation:
     idle: int = 0
     named: bool = True
     sent: Sent = _unchanged
+    """Returns what is sent, from the tensors and the kind of a message. It may change the precision, for example."""
     card: dict[str, Any] = field(default_factory=dict)
 
     def run(self, folder: Path, **audit: Any) -> Run:
