@@ -1,7 +1,7 @@
-"""Accuracy that each protocol's `private` preset leaves beside the protocol as published, both tuned alike.
+"""Accuracy that each protocol's `private` preset leaves at an ε beside the protocol as published, each tuned.
 
-Each side tries learning rates on a run's auxiliary records, and is measured with the best one. Run with
-`-m slow -s`, or as a script for the table:
+Each side tries a few settings on a run's auxiliary records, anew at each ε, and is measured with the best of them.
+Run with `-m slow -s`, or as a script for the table:
 
     python -m tests.planning.test_preset_utility_slow [PROTOCOL ...]
     python -m tests.planning.test_preset_utility_slow fedavg paired
@@ -29,6 +29,8 @@ pytestmark = pytest.mark.slow
 
 SEEDS = (1, 2, 3)
 EPSILON = 8.0
+LEVELS = (math.inf, EPSILON, 4.0, 1.0)
+"""Each ε of the table; at infinity the protocol as published."""
 ROUNDS = {"batch_size": 16, "rounds": 10, "local_epochs": 5}
 ANSWERS = {"batch_size": 16, "warm_up_steps": 200, "local_steps": 20, "rounds": 10, "distill_lr": 0.5}
 ONCE = {"batch_size": 16, "local_epochs": 50}
@@ -59,8 +61,10 @@ PROTOCOLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Settings of local training as published, which the preset chooses itself, and settings of both sides."""
 PUBLISHED: tuple[dict[str, Any], ...] = ({"lr": 1.0}, {"lr": 0.3})
-PRIVATE: tuple[dict[str, Any], ...] = ({}, {"lr": 1.0})
+PRIVATE: tuple[dict[str, Any], ...] = ({}, {"lr": 1.0}, {"lr": 0.5})
 """What each side tries. The preset's own learning rate is 2."""
+SELDOM: tuple[dict[str, Any], ...] = (*PUBLISHED, {"lr": 1.0, "rounds": 1, "local_epochs": 50})
+"""What a protocol tries whose messages are noised: one message, which takes all of ε, among them."""
 WIDER: tuple[dict[str, Any], ...] = (*PUBLISHED, {"lr": 1.0, "widths": [64]}, {"lr": 0.3, "widths": [64]})
 """What FedAvg as published tries: a hidden layer too, which helps it."""
 OFTEN: tuple[dict[str, Any], ...] = (
@@ -78,11 +82,12 @@ AS_THEY_ARE = (*NOISED_MESSAGES, "standalone")
 Choice = Mapping[str, Any]
 
 
-def spec(protocol: str, seed: int, private: bool, choice: Choice) -> dict[str, Any]:
+def spec(protocol: str, seed: int, epsilon: float, choice: Choice) -> dict[str, Any]:
     """Five clients of 233 or 234 digits each, 89 public images, 269 auxiliary records."""
+    private = math.isfinite(epsilon)
     published, both = PROTOCOLS[protocol]
     trained = {} if private and protocol not in AS_THEY_ARE else published
-    preset = {"name": "private", "epsilon": EPSILON} if private else {"name": "as-published"}
+    preset = {"name": "private", "epsilon": epsilon} if private else {"name": "as-published"}
     settings = dict(choice)
     widths = settings.pop("widths", [])
     return {
@@ -113,26 +118,28 @@ def choices(protocol: str, private: bool) -> tuple[Choice, ...]:
     """The settings that a side tries."""
     if protocol == "fedavg":
         return OFTEN if private else WIDER
+    if private and protocol in NOISED_MESSAGES:
+        return SELDOM
     return PRIVATE if private and protocol not in AS_THEY_ARE else PUBLISHED
 
 
-def tuned(run: fdaudit.Run, protocol: str, private: bool) -> Choice:
+def tuned(run: fdaudit.Run, protocol: str, epsilon: float) -> Choice:
     """The choice with the highest accuracy in federations of a run's auxiliary records, on others of them."""
     utilities = []
-    for choice in choices(protocol, private):
-        case = simulated_case(load_spec(spec(protocol, run.case.seed, private, choice)), run.case.secrets)
+    for choice in choices(protocol, math.isfinite(epsilon)):
+        case = simulated_case(load_spec(spec(protocol, run.case.seed, epsilon, choice)), run.case.secrets)
         utilities.append((StandIn.of(case).utility(case), choice))
     return max(utilities, key=lambda pair: pair[0])[1]
 
 
-def reached(protocol: str, seed: int, private: bool, records_of: Path | None = None) -> tuple[float, float]:
+def reached(protocol: str, seed: int, epsilon: float, records_of: Path | None = None) -> tuple[float, float]:
     """Mean accuracy of the models that are left at the end, and ε of the view that the preset bounds."""
-    first = choices(protocol, private)[0]
+    first = choices(protocol, math.isfinite(epsilon))[0]
     with TemporaryDirectory() as folder:
-        run = fdaudit.run(spec(protocol, seed, private, first), Path(folder) / "first", seed_from=records_of)
-        choice = tuned(run, protocol, private)
+        run = fdaudit.run(spec(protocol, seed, epsilon, first), Path(folder) / "first", seed_from=records_of)
+        choice = tuned(run, protocol, epsilon)
         if choice != first:
-            asked = spec(protocol, seed, private, choice)
+            asked = spec(protocol, seed, epsilon, choice)
             run = fdaudit.run(asked, Path(folder) / "tuned", seed_from=run.directory)
         with (run.directory / "utility.csv").open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
@@ -140,8 +147,13 @@ def reached(protocol: str, seed: int, private: bool, records_of: Path | None = N
         published = [r for r in last if r["party"] == "server"] or last
         accuracy = statistics.mean(float(r["accuracy"]) for r in published)
         found = run.ledger(bounded(protocol)).epsilon
-    print(f"{protocol}, seed {seed}, {choice}: ε {found:.4g}, accuracy {accuracy:.4f}", flush=True)
+    print(f"{protocol}, seed {seed}, {choice}: ε {found:.4g}, accuracy {accuracy:.4f}", file=sys.stderr)
     return accuracy, found
+
+
+def records(seed: int, folder: Path) -> Path:
+    """A run from which others take their records: a run's splits are drawn from its secret, not from its seed."""
+    return fdaudit.run(spec("fedavg", seed, EPSILON, {"rounds": 1}), folder / "records").directory
 
 
 EVERY = pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -149,14 +161,14 @@ EVERY = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 @EVERY
 def test_as_published_the_protocol_learns_and_nothing_can_be_claimed(protocol: str) -> None:
-    accuracy, found = reached(protocol, 1, private=False)
+    accuracy, found = reached(protocol, 1, math.inf)
     assert accuracy > 0.65
     assert math.isinf(found) == (protocol != "standalone"), "only clients alone send nothing"
 
 
 @EVERY
 def test_the_preset_leaves_utility_where_training_is_what_is_noised(protocol: str) -> None:
-    accuracy, found = reached(protocol, 1, private=True)
+    accuracy, found = reached(protocol, 1, EPSILON)
     assert found <= EPSILON
     if protocol not in NOISED_MESSAGES:
         assert accuracy > 0.35, "chance is a tenth"
@@ -167,10 +179,8 @@ def costs_of_fedavg() -> list[tuple[float, float]]:
     pairs = []
     for seed in range(DRAWS):
         with TemporaryDirectory() as folder:
-            # A run's splits are drawn from its secret: the other runs take this one's.
-            plan = spec("fedavg", seed, True, {"rounds": 1})
-            records_of = fdaudit.run(plan, Path(folder) / "records").directory
-            private, published = (reached("fedavg", seed, side, records_of)[0] for side in (True, False))
+            taken = records(seed, Path(folder))
+            private, published = (reached("fedavg", seed, level, taken)[0] for level in (EPSILON, math.inf))
             pairs.append((private, published))
     return pairs
 
@@ -180,14 +190,21 @@ def test_private_fedavg_costs_little_on_digits() -> None:
     assert statistics.mean(costs) < 0.03
 
 
+def spread(accuracies: list[float]) -> str:
+    """Mean, lowest and highest accuracy over the draws, in percent."""
+    mean, low, high = (100 * f(accuracies) for f in (statistics.mean, min, max))
+    return f"{mean:.1f} ({low:.1f} to {high:.1f})"
+
+
 def table(names: list[str]) -> None:
-    """Every protocol with its preset and without, over three seeds: what `docs/results/private-presets.csv` shows."""
-    for name in names:
-        columns: list[float] = []
-        for private in (True, False):
-            accuracies = [100 * reached(name, seed, private)[0] for seed in SEEDS]
-            columns += [*accuracies, statistics.mean(accuracies)]
-        print(",".join(["digits tuned", name, *(f"{figure:.1f}" for figure in columns)]), flush=True)
+    """Every protocol at each ε over three draws of records: what `docs/results/private-presets.csv` shows."""
+    with TemporaryDirectory() as folder:
+        taken = {seed: records(seed, Path(folder) / str(seed)) for seed in SEEDS}
+        rows = csv.writer(sys.stdout)
+        for name in names:
+            figures = [[reached(name, seed, level, taken[seed])[0] for seed in SEEDS] for level in LEVELS]
+            rows.writerow([name, *map(spread, figures)])
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
