@@ -22,7 +22,7 @@ from fdaudit.errors import RunError, UsageError
 from fdaudit.evaluation.budget import kept_budget, seconds_of
 from fdaudit.evaluation.unfinished import AttackStage, unfinished
 from fdaudit.planning.attacks import plan_attack
-from fdaudit.progress import Tick
+from fdaudit.progress import Tick, no_progress
 from fdaudit.result import Cell, Result
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.spec.trust import name_code
@@ -49,8 +49,6 @@ __all__ = [
     "run",
 ]
 
-_QUIET: Tick = lambda what, done, total: None  # noqa: E731  # a default, not a function of its own
-
 
 def run(
     spec: Spec | Path | str | dict[str, Any] | None,
@@ -59,7 +57,7 @@ def run(
     resume: bool = False,
     seed_from: Path | str | None = None,
     elsewhere: Elsewhere = HERE,
-    tick: Tick = _QUIET,
+    tick: Tick = no_progress,
     budget: str | None = None,
     provisional: bool = False,
 ) -> Run:
@@ -139,7 +137,7 @@ def attack(
     name: str,
     run: Run,
     adversary: str = "server",
-    tick: Tick = _QUIET,
+    tick: Tick = no_progress,
     elsewhere: Elsewhere = HERE,
     **params: Any,
 ) -> Cell:
@@ -184,7 +182,7 @@ def _with(run: Run, wanted: tuple[AttackPlan, ...]) -> RunDirectory:
 
 
 def attack_all(
-    run: Run, tick: Tick = _QUIET, elsewhere: Elsewhere = HERE, budget: str | None = None
+    run: Run, tick: Tick = no_progress, elsewhere: Elsewhere = HERE, budget: str | None = None
 ) -> list[Cell]:
     """Run every attack against every adversary again, including those that the spec does not ask for.
 

@@ -20,6 +20,7 @@ __all__ = [
     "TerminatedError",
     "Tick",
     "answer",
+    "no_progress",
     "printer",
     "progress",
     "say",
@@ -31,6 +32,12 @@ __all__ = [
 
 Tick = Callable[[str, int, int], None]
 """Reports the current activity, the steps done, and their total; a total of 0 makes it a line to print at once."""
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Report nothing: the `Tick` of a caller who asked for none."""
+
+
 _SECONDS = 30.0
 """Least time between two lines of progress where no bar can be drawn."""
 

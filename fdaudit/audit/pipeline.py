@@ -15,7 +15,7 @@ from fdaudit.audit.summary import conclude, provisional_result
 from fdaudit.evaluation.controls.kept import take_controls
 from fdaudit.evaluation.runner import attack_cells, budgeted, stand_by
 from fdaudit.parallel import malloc
-from fdaudit.progress import Tick
+from fdaudit.progress import Tick, no_progress
 from fdaudit.result import Cell
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import Spec
@@ -35,7 +35,7 @@ def perform(
     resume: bool = False,
     seed_from: Path | None = None,
     elsewhere: Elsewhere = HERE,
-    tick: Tick = lambda what, done, total: None,
+    tick: Tick = no_progress,
     budget: float | None = None,
     provisional: Callable[[str], None] | None = None,
 ) -> None:
@@ -73,7 +73,7 @@ def federated(
     resume: bool = False,
     seed_from: Path | None = None,
     elsewhere: Elsewhere = HERE,
-    tick: Tick = lambda what, done, total: None,
+    tick: Tick = no_progress,
     budget: float | None = None,
 ) -> RunDirectory:
     """Run the first half of `perform`, with its arguments: federation and transcript, sealed."""
@@ -99,7 +99,7 @@ def attacked(
     seed_from: Path | None = None,
     beside: Sequence[Path] = (),
     elsewhere: Elsewhere = HERE,
-    tick: Tick = lambda what, done, total: None,
+    tick: Tick = no_progress,
     budget: float | None = None,
     provisional: Callable[[str], None] | None = None,
 ) -> None:

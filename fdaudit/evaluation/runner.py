@@ -36,7 +36,7 @@ from fdaudit.parallel.memory import fitting, fitting_on
 from fdaudit.parallel.pool import Pool, Workers
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.case import Case
-from fdaudit.progress import Tick
+from fdaudit.progress import Tick, no_progress
 from fdaudit.result import Budget, Cell, in_words, read_cell
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.scoring.scoring import forget_other_scores, outcome_path
@@ -129,7 +129,7 @@ def attack_cells(
     again: bool = False,
     beside: Sequence[Path] = (),
     workers: Workers | None = None,
-    tick: Tick = lambda what, done, total: None,
+    tick: Tick = no_progress,
     stored: Callable[[Cell], None] = lambda cell: None,
     clock: Clock | None = None,
     early: Callable[[Sequence[Cell]], None] | None = None,

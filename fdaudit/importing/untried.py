@@ -25,6 +25,7 @@ from fdaudit.audit.summary import conclude, keep_untried
 from fdaudit.errors import FdauditError, RunError
 from fdaudit.evaluation.budget import seconds_of
 from fdaudit.handout.rehearsals import stand_in_of
+from fdaudit.progress import no_progress
 from fdaudit.reports.judgement.judgement import findings_of
 from fdaudit.result import Result, StandInFigures, UntriedDeviation
 from fdaudit.storage.locks import writing
@@ -45,7 +46,7 @@ _FORMS = ("single-label", "multi-label")
 
 
 def measure_untried(
-    run: Run, *, budget: str | None = None, tick: Tick = lambda what, done, total: None
+    run: Run, *, budget: str | None = None, tick: Tick = no_progress
 ) -> tuple[UntriedDeviation, ...]:
     """Measure what the deviations that a recording lists as not tried gain on a stand-in, and keep it in the run.
 

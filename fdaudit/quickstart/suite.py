@@ -19,7 +19,7 @@ from fdaudit import api
 from fdaudit.audit.backend import HERE, Elsewhere
 from fdaudit.audit.pipeline import attacked, federated
 from fdaudit.audit.run import Run
-from fdaudit.progress import Tick
+from fdaudit.progress import Tick, no_progress
 from fdaudit.quickstart.place import PROTOCOLS, refuse_occupied
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.storage.locks import make_private, together, writing
@@ -40,7 +40,7 @@ def quickstart(
     *,
     resume: bool = False,
     elsewhere: Elsewhere = HERE,
-    tick: Tick = lambda what, done, total: None,
+    tick: Tick = no_progress,
     reported: Callable[[Run, Path], None] = lambda run, page: None,
 ) -> tuple[tuple[Run, ...], Path]:
     """Run every spec in its own directory below `out`; write the reports and the comparison.

@@ -22,6 +22,7 @@ from fdaudit.errors import FdauditError, RunError, SpecError, UsageError
 from fdaudit.evaluation.budget import seconds_of
 from fdaudit.federation.rehearsal import rehearse
 from fdaudit.planning.simulated import references_of, simulated_case
+from fdaudit.progress import no_progress
 from fdaudit.remedies.rerun import refuse_rerun, rerun
 from fdaudit.remedies.trials import TOGETHER, TRIALS
 from fdaudit.remedies.tuning import FOLDS, TunableSettings, mean_utility, tune
@@ -88,7 +89,7 @@ def try_remedies(
     *,
     epsilon: float = EPSILON,
     budget: str | None = None,
-    tick: Tick = lambda what, done, total: None,
+    tick: Tick = no_progress,
 ) -> tuple[TriedRemedy, ...]:
     """Try the remedies of a run's findings, and keep in the run what came of them.
 

@@ -23,7 +23,7 @@ from typing import Any
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.evaluation.controls.kept import take_controls
 from fdaudit.parallel.pool import Answer, Pool
-from fdaudit.progress import Tick
+from fdaudit.progress import Tick, no_progress
 from fdaudit.result import read
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.digests import canonical
@@ -106,7 +106,7 @@ def sweep(
     *,
     resume: bool = False,
     executor: Executor | None = None,
-    tick: Tick = lambda what, done, total: None,
+    tick: Tick = no_progress,
 ) -> Index:
     """Carry out every run of a grid that has no result yet.
 

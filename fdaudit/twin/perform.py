@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fdaudit.audit.summary import conclude, keep_twin
 from fdaudit.errors import RunError
+from fdaudit.progress import no_progress
 from fdaudit.remedies.rerun import refuse_rerun, rerun
 from fdaudit.reports.run_figures import final_figure
 from fdaudit.result import Cell, Twin
@@ -31,7 +32,7 @@ __all__ = ["make_twin", "refuse_honest"]
 _UNTRIED = ("not-requested", "not-tested")
 
 
-def make_twin(run: Run, out: Path, *, tick: Tick = lambda what, done, total: None) -> Twin:
+def make_twin(run: Run, out: Path, *, tick: Tick = no_progress) -> Twin:
     """Run a deviating run's spec without its deviations, attack it alike, and keep in the run what both show.
 
     Args:
