@@ -155,7 +155,7 @@ class Cronus(PublicAnswers):
                 "params": {},
                 "withhold": [],
                 "training": ["model"],
-                "tuned": {"warm_up_steps": 50, "rounds": 10, "local_steps": 5, "lr": 2.0},
+                "tuned": {"warm_up_steps": 50, "rounds": 10, "local_steps": 5, "lr": 1.0},
             },
         },
         starts={

@@ -157,7 +157,7 @@ class FedGEMS(PublicDistillation):
                 "params": {},
                 "withhold": [],
                 "training": ["model"],
-                "tuned": {"warm_up_steps": 50, "rounds": 10, "local_steps": 5, "lr": 2.0, "distill_lr": 0.5},
+                "tuned": {"warm_up_steps": 50, "rounds": 10, "local_steps": 5, "lr": 1.0, "distill_lr": 0.5},
             },
         },
         starts={

@@ -267,7 +267,7 @@ class FedIOD:
                 "params": {"weights": "uniform", "shares": "uniform"},
                 "withhold": [],
                 "training": ["model", "discriminator"],
-                "tuned": {"local_steps": 100, "lr": 2.0},
+                "tuned": {"local_steps": 100, "lr": 1.0},
             },
             "clients": {
                 "params": {"weights": "uniform", "shares": "uniform", "outputs": "votes"},

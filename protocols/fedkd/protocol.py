@@ -234,7 +234,7 @@ class FedKD:
                 "params": {"weights": "uniform"},
                 "withhold": [],
                 "training": ["model"],
-                "tuned": {"local_steps": 100, "lr": 2.0},
+                "tuned": {"local_steps": 100, "lr": 1.0},
             },
             "clients": {
                 "params": {"weights": "uniform", "ensemble": "votes"},

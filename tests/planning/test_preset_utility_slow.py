@@ -61,16 +61,16 @@ PROTOCOLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Settings of local training as published, which the preset chooses itself, and settings of both sides."""
 PUBLISHED: tuple[dict[str, Any], ...] = ({"lr": 1.0}, {"lr": 0.3})
-PRIVATE: tuple[dict[str, Any], ...] = ({}, {"lr": 1.0}, {"lr": 0.5})
-"""What each side tries. The preset's own learning rate is 2."""
+PRIVATE: tuple[dict[str, Any], ...] = ({"lr": 2.0}, {}, {"lr": 0.5})
+"""What each side tries. The preset's own learning rate is 1."""
 SELDOM: tuple[dict[str, Any], ...] = (*PUBLISHED, {"lr": 1.0, "rounds": 1, "local_epochs": 50})
 """What a protocol tries whose messages are noised: one message, which takes all of ε, among them."""
 WIDER: tuple[dict[str, Any], ...] = (*PUBLISHED, {"lr": 1.0, "widths": [64]}, {"lr": 0.3, "widths": [64]})
 """What FedAvg as published tries: a hidden layer too, which helps it."""
 OFTEN: tuple[dict[str, Any], ...] = (
-    {},
-    {"rounds": 30, "local_steps": 5, "lr": 1.0},
-    {"rounds": 30, "local_steps": 5, "lr": 1.0, "widths": [64]},
+    {"lr": 2.0},
+    {"rounds": 30, "local_steps": 5},
+    {"rounds": 30, "local_steps": 5, "widths": [64]},
 )
 """What private FedAvg tries: as many steps, with averages after fewer of them."""
 DRAWS = 12
