@@ -75,18 +75,17 @@ class Axes:
         mark = svg_line(self.left - 3.5, y, self.left, y, MUTED, 0.6)
         return mark + svg_text(self.left - 6, y + 3, text, "end", 8.5, INK)
 
-    def drawn(self, parts: Sequence[str], below: str, beside: str, *, drop: float = 28) -> str:
+    def drawn(self, parts: Sequence[str], below: str, beside: str) -> str:
         """Return the chart as an SVG document, with both axes and their labels.
 
         Args:
             parts: what lies between the axes.
             below: label of the lower axis.
             beside: label of the left axis.
-            drop: points from the lower axis down to its label.
         """
         axes = svg_line(self.left, self.bottom, self.right, self.bottom, MUTED, 0.6)
         axes += svg_line(self.left, self.top, self.left, self.bottom, MUTED, 0.6)
-        axes += svg_text((self.left + self.right) / 2, self.bottom + drop, below, "middle", 9, INK)
+        axes += svg_text((self.left + self.right) / 2, self.bottom + 28, below, "middle", 9, INK)
         upright = svg_text(0, 0, beside, "middle", 9, INK)
         axes += f'<g transform="translate(9 {(self.top + self.bottom) / 2:.2f}) rotate(-90)">{upright}</g>'
         return f'<svg viewBox="0 0 {self.width:.2f} {self.height:.2f}">{axes}{"".join(parts)}</svg>'

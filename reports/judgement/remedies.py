@@ -159,6 +159,7 @@ def without_epsilon(result: Result) -> list[str]:
 
 def _ways(kind: str) -> tuple[str, ...]:
     """Return the ways that messages of a kind can take, from clients and from the server."""
-    if kind not in KINDS or KINDS[kind].way is None:
+    way = KINDS[kind].way if kind in KINDS else None
+    if way is None:
         return ()
-    return KINDS[kind].way, _FROM_SERVER.get(KINDS[kind].way, "")
+    return way, _FROM_SERVER.get(way, "")

@@ -103,7 +103,6 @@ def build(
         "utility_changed": utility_words,
         "other_actions": [a for a in summary.actions if a.do not in remedies],
         "only_appendix": False,
-        "appendix": "",
         "appendix_file": "appendix.html",
         "main_file": "index.html",
         "places": {level: place for place, level in enumerate(LEVELS)},
