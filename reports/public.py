@@ -92,7 +92,8 @@ def public(result: Result) -> Result:
     Cells are not judged again from the coarse figures.
     """
     findings = _one_for_all_outside(list(map(_after_correction, findings_of(result))))
-    gravest = _gravest_leaks(findings)
+    leaks = by_view(finding for finding in findings if finding.level in LEAKS)
+    gravest = list(map(strongest, leaks.values()))  # their figures alone may be public
     # The ledger's ε is public, and of other gates the outcome alone: they state what an attack measured.
     gates = [gate if gate.name == "epsilon" else public_part(gate) for gate in result.gates]
     checks = [public_part(c).model_copy(update={"reason": _CHECKED[c.verdict]}) for c in result.checks]
@@ -152,12 +153,6 @@ def _one_for_all_outside(findings: Sequence[Finding]) -> list[Finding]:
         )
         merged.append(replace(gravest, cell=bare))
     return merged
-
-
-def _gravest_leaks(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the finding of each adversary and goal whose figure may be public."""
-    leaks = by_view([f for f in findings if f.level in LEAKS])
-    return list(filter(None, map(strongest, leaks.values())))
 
 
 def _cell(cell: Cell, *, with_figure: bool) -> Cell:

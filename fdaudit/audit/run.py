@@ -109,7 +109,7 @@ class Run:
         its interval low and high, mean_iou, object_dice, aji, hd95, n and site: of the rows after the last round, those
         with a site's number measure its test images alone, and those without one all test images.
         """
-        from fdaudit.audit.summary import utility_table
+        from fdaudit.audit.utility.table import utility_table
 
         return utility_table(self.directory)
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -18,27 +14,24 @@ import torch
 from fdaudit import deviations
 from fdaudit.audit.containment import contained
 from fdaudit.audit.ledgers import books_of, keep_terms
-from fdaudit.audit.utility import measurement_of
+from fdaudit.audit.utility.table import reference_near_chance, utility_of
 from fdaudit.config import validate
-from fdaudit.data.splits import test_xy
 from fdaudit.errors import IntegrityError, RunError, SpecError
 from fdaudit.evaluation.budget import kept_budget
 from fdaudit.evaluation.stage import to_come
 from fdaudit.evaluation.unfinished import unfinished, waiting
 from fdaudit.federation.rehearsal import roles_of
 from fdaudit.handout.oracle_access import accesses
-from fdaudit.limits import TABLE_BYTES, open_file, read_file
-from fdaudit.metrics import Chance, bytes_on_wire, near_chance
+from fdaudit.limits import open_file
+from fdaudit.metrics import bytes_on_wire
 from fdaudit.planning.recorded import USES
 from fdaudit.reports.judgement.judgement import judged
 from fdaudit.result import (
     SCHEMA,
     Budget,
     Cell,
-    CurvePoint,
     Departure,
     Exposure,
-    FinalUtility,
     ModelHash,
     OracleRow,
     OutOfScope,
@@ -71,8 +64,6 @@ from fdaudit.storage.vault import Vault
 from fdaudit.transcript.messages import DEVIATION, Message, role
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from fdaudit.accounting.ledger import Ledger
     from fdaudit.adversary.view import View
     from fdaudit.planning.case import Case
@@ -84,7 +75,6 @@ __all__ = [
     "keep_twin",
     "keep_untried",
     "provisional_result",
-    "utility_table",
 ]
 
 _P = TypeVar("_P", bound=Part)
@@ -120,7 +110,14 @@ OUT_OF_SCOPE: tuple[OutOfScope, ...] = (
 def conclude(run: RunDirectory) -> Result:
     """Write `result.json` and return the result."""
     cells = _stored(run.path)
-    result = _collected(run, [*cells, *_waiting(run, cells)], unfinished(run.vault))
+    attacks = {attack.name: attack for attack in run.case.attacks}
+    stored = {cell.id for cell in cells}
+    # The cells of an interrupted attack stage that have no outcome, not even an earlier one.
+    for cell in waiting(run.vault):
+        adversary, _, name = cell.rpartition("/")
+        if cell not in stored and name in attacks:
+            cells.append(to_come(run.case, adversary, attacks[name]))
+    result = _collected(run, cells, unfinished(run.vault))
     keep_terms(run)
     path = run.path / "result.json"
     before = path.read_bytes() if path.is_file() else b""
@@ -180,16 +177,6 @@ def _stored(path: Path) -> list[Cell]:
     return [read_cell(load_json(file), f"attacks/{file.name}") for file in files]
 
 
-def _waiting(run: RunDirectory, stored: Sequence[Cell]) -> Iterator[Cell]:
-    """Yield the cells of an interrupted attack stage that have no outcome, not even an earlier one."""
-    attacks = {attack.name: attack for attack in run.case.attacks}
-    ids = {cell.id for cell in stored}
-    for cell in waiting(run.vault):
-        adversary, _, name = cell.rpartition("/")
-        if cell not in ids and name in attacks:
-            yield to_come(run.case, adversary, attacks[name])
-
-
 def _collected(run: RunDirectory, cells: Sequence[Cell], stage: Unfinished | None) -> Result:
     """Return the result of a run with these cells; `stage` says how far its attacks came, if not to their end."""
     case, cells = run.case, tuple(cells)
@@ -197,7 +184,7 @@ def _collected(run: RunDirectory, cells: Sequence[Cell], stage: Unfinished | Non
     silences = _silences(messages)
     ledgers = _ledgers(run)
     costs = tuple(ledger.entry for ledger in ledgers)
-    utility = _utility(run.path, case) if case.origin == "simulation" else Utility()
+    utility = utility_of(run.path, case) if case.origin == "simulation" else Utility()
     accessible = accesses(case)
     oracles = []
     for access in accessible:
@@ -233,9 +220,8 @@ def _collected(run: RunDirectory, cells: Sequence[Cell], stage: Unfinished | Non
         out_of_scope=OUT_OF_SCOPE,
         limits=(
             *_limits(case),
-            *_reference_near_chance(utility, case),
-            *_went_silent(silences),
-            *_ended_early(run, stage, budget),
+            *reference_near_chance(utility, case),
+            *_interruptions(run, silences, stage, budget),
         ),
         reproduce=_reproduce(case.origin),
     )
@@ -272,6 +258,11 @@ def _run_card(run: RunDirectory, silences: tuple[Silence, ...], status: str) -> 
     case, manifest = run.case, run.manifest
     spec, protocol, execution = case.spec, case.protocol, case.execution
     commitments = manifest["commitments"]
+    changed = Counter(message.sender for message in run.messages if DEVIATION in message.fields)
+    departures = tuple(
+        Departure(party=entry.party, name=entry.name, messages=changed[entry.party])
+        for entry in spec.deviations
+    )
     recording = None
     if manifest.get("recording") is not None:
         recording = _recording(run, manifest["recording"])
@@ -297,7 +288,7 @@ def _run_card(run: RunDirectory, silences: tuple[Silence, ...], status: str) -> 
         model=model,
         client_models=tuple(m.name for m in spec.client_models),
         silences=silences,
-        departures=_departures(case, run.messages),
+        departures=departures,
         parameters=parameters,
         head=manifest["head"],
         messages=manifest["messages"],
@@ -384,8 +375,16 @@ def _rounds_run(run: RunDirectory) -> int:
     return int(checkpoint["round"]) + 1 if checkpoint else 0
 
 
-def _ended_early(run: RunDirectory, stage: Unfinished | None, attack_time: Budget | None) -> Iterator[str]:
-    """Yield notes on a privacy budget that ended the run, an attack stage before its end, and a budget of time."""
+def _interruptions(
+    run: RunDirectory, silences: Sequence[Silence], stage: Unfinished | None, attack_time: Budget | None
+) -> Iterator[str]:
+    """Yield notes on silent parties, a spent privacy budget, an attack stage before its end, and a budget of time."""
+    for silence in silences:
+        rounds_of = silence.rounds
+        yield (
+            f"{silence.party} went silent in {len(rounds_of)} rounds (first {rounds_of[0]}, last {rounds_of[-1]}): "
+            "they were completed without what it did not send."
+        )
     case = run.case
     rounds, finished = case.protocol_config.rounds, _rounds_run(run)
     budget = case.spec.privacy.budget
@@ -411,101 +410,6 @@ def _silences(log: Sequence[Message]) -> tuple[Silence, ...]:
         if message.kind == "silence":
             rounds_of.setdefault(message.sender, []).append(message.round)
     return tuple(Silence(party=party, rounds=tuple(rounds)) for party, rounds in rounds_of.items())
-
-
-def _departures(case: Case, log: Sequence[Message]) -> tuple[Departure, ...]:
-    """Return the parties that departed from the protocol, and the number of messages that each changed."""
-    changed = Counter(message.sender for message in log if DEVIATION in message.fields)
-    return tuple(
-        Departure(party=entry.party, name=entry.name, messages=changed[entry.party])
-        for entry in case.spec.deviations
-    )
-
-
-def _went_silent(silences: Sequence[Silence]) -> list[str]:
-    return [
-        f"{s.party} went silent in {len(s.rounds)} rounds (first {s.rounds[0]}, last {s.rounds[-1]}): "
-        "they were completed without what it did not send."
-        for s in silences
-    ]
-
-
-def utility_table(run: Path) -> pd.DataFrame:
-    """Return `utility.csv` of a run.
-
-    Raises:
-        IntegrityError: it cannot be read, or is not a table.
-    """
-    import pandas as pd
-
-    try:
-        return pd.read_csv(io.BytesIO(read_file(run / "utility.csv", TABLE_BYTES)))
-    except (OSError, ValueError) as error:
-        raise _unreadable(error) from None
-
-
-def _unreadable(error: Exception) -> IntegrityError:
-    cause = getattr(error, "strerror", None) or str(error)
-    return IntegrityError([f"utility.csv cannot be read: {' '.join(cause.split())}"])
-
-
-def _utility_rows(run: Path) -> list[SimpleNamespace]:
-    """Return the rows of `utility.csv` about all test records: numbers as floats, and NaN for an empty cell.
-
-    Raises:
-        IntegrityError: it cannot be read, or is not a table.
-    """
-    rows = []
-    try:
-        text = read_file(run / "utility.csv", TABLE_BYTES).decode("utf-8")
-        for cells in csv.DictReader(io.StringIO(text)):
-            row = SimpleNamespace(
-                line=cells.pop("line"), party=cells.pop("party"), round=int(cells.pop("round"))
-            )
-            for name, cell in cells.items():
-                setattr(row, name, float(cell or "nan"))
-            if math.isnan(getattr(row, "site", math.nan)):
-                rows.append(row)
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise _unreadable(error) from None
-    return rows
-
-
-def _utility(run: Path, case: Case) -> Utility:
-    rows, measurement = _utility_rows(run), measurement_of(case.dataset.task)
-    by_line: dict[str, list[SimpleNamespace]] = {}
-    for row in rows:
-        by_line.setdefault(row.line, []).append(row)
-    final = []
-    for line, of_line in by_line.items():
-        last = max(row.round for row in of_line)
-        for row in of_line:
-            if row.round == last:
-                figure = measurement.figure(row, case.dataset.classes)
-                final.append(FinalUtility(line=line, party=row.party, figure=figure))
-    curve = []
-    for row in rows:
-        figures = {name: getattr(row, name) for name in measurement.curve}
-        curve.append(CurvePoint(line=row.line, round=row.round, party=row.party, **figures))
-    warnings = near_chance(final, curve, case.protocol.card.name, _chance(case))
-    return Utility(
-        curve=tuple(curve),
-        final=tuple(final),
-        warnings=tuple(f"{line} Attacks on it say little about a trained model." for line in warnings),
-    )
-
-
-def _chance(case: Case) -> Chance:
-    """Return the utility of an answer that has learnt nothing."""
-    return measurement_of(case.dataset.task).chance(test_xy(case.dataset, case.splits)[1])
-
-
-def _reference_near_chance(utility: Utility, case: Case) -> Iterator[str]:
-    """Yield why the line `centralized` is no measure of the others, if its model ends near chance."""
-    if not utility.final:
-        return
-    for line in near_chance(utility.final, utility.curve, "centralized", _chance(case)):
-        yield f"Compare nothing with the line `centralized`. {line}"
 
 
 def _limits(case: Case) -> list[str]:

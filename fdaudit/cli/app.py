@@ -507,7 +507,7 @@ def active(
     """Measure on a stand-in what parties that depart from the protocol would learn of a recorded system."""
     from fdaudit import api
     from fdaudit.importing.untried import measure_untried
-    from fdaudit.reports.run.untried import untried_lines
+    from fdaudit.reports.untried import untried_lines
 
     loaded = api.load(run)
     with _at_work(as_json, "local", None, None) as (tick, _):

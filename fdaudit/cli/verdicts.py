@@ -33,7 +33,7 @@ def outcome(result: Result, *, verbose: bool = False) -> Iterator[str]:
     """
     from fdaudit.reports.judgement.verdict import LEVELS
     from fdaudit.reports.run.summary import summarise
-    from fdaudit.reports.run.untried import not_tried
+    from fdaudit.reports.untried import not_tried
 
     if verbose:
         yield from verdicts(result)
@@ -81,7 +81,7 @@ def tried_remedies(result: Result) -> Iterator[str]:
 
 def beside_twin(result: Result) -> Iterator[str]:
     """Yield how a deviating run compares with its honest twin: a headline, each goal's figures, each detector."""
-    from fdaudit.reports.run.twin import gain_words, twin_summary
+    from fdaudit.reports.twin import gain_words, twin_summary
 
     summary = twin_summary(result)
     if summary is None or result.twin is None:

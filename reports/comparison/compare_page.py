@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..page import render, write
-from .comparison import SHOWN, ComparedRun, Comparison, ComparisonRow, GoalOutcome, Interval, compare
+from .comparison import SHOWN, ComparedRun, Comparison, ComparisonRow, GoalOutcome, compare
 from .comparison_tables import comparison_csv, comparison_latex
-from .trade import Reach, TradePoint, key_line, key_mark, panels
+from .trade import TradePoint, key_line, key_mark, panels
 
 __all__ = ["SCHEMA", "render_comparison", "render_latex", "to_json", "write_comparison"]
 
@@ -25,8 +25,10 @@ def render_comparison(entries: Sequence[ComparedRun]) -> str:
         entries: the runs, in the order of their rows.
     """
     comparison = compare(entries)
-    views, outcomes = [], []
+    views, outcomes, points = [], [], []
     for row in comparison.rows:
+        size = float(row.size)
+        points.append(TradePoint(name=row.entry.name, bytes=size, utility=row.learnt, leakage=row.leaked))
         views.append({s.position: s for s in row.seen})
         outcomes.append({o.goal: o for o in row.outcomes})
     levels = _levels(comparison)
@@ -35,7 +37,7 @@ def render_comparison(entries: Sequence[ComparedRun]) -> str:
         {
             "comparison": comparison,
             "glyphs": {level: glyph for level, (glyph, _) in SHOWN.items()},
-            "panels": panels(list(map(_point, comparison.rows)), levels, comparison.measure),
+            "panels": panels(points, levels, comparison.measure),
             "marks": [key_mark(number) for number in range(len(comparison.rows))],
             "levels": [(name, value, key_line(number)) for number, (name, value) in enumerate(levels)],
             "most_seeds": max(row.seeds for row in comparison.rows),
@@ -83,6 +85,14 @@ def to_json(entries: Sequence[ComparedRun]) -> dict[str, Any]:
 
 def _row(row: ComparisonRow) -> dict[str, Any]:
     run = row.entry.result.run
+    leakage: dict[str, Any] | None = None
+    if row.leakage is not None:
+        leakage = {
+            "adversary": row.leakage.cell.adversary,
+            "attack": row.leakage.cell.attack,
+            "among": row.leakage.among,
+            "figure": asdict(row.leakage.figure),
+        }
     return {
         "name": row.entry.name,
         "report": row.entry.report,
@@ -101,22 +111,10 @@ def _row(row: ComparisonRow) -> dict[str, Any]:
         "bytes": {**dict(row.bytes), "total": row.total},
         "seen": [{**asdict(view), "bytes": view.bytes} for view in row.seen],
         "outcomes": list(map(_outcome, row.outcomes)),
-        "leakage": _leakage(row),
+        "leakage": leakage,
         "ledger": [{"adversary": e.adversary, "epsilon": e.epsilon, "delta": e.delta} for e in row.ledger],
         "seeds": row.seeds,
         "over_seeds": {name: asdict(spread) for name, spread in row.spreads.items()},
-    }
-
-
-def _leakage(row: ComparisonRow) -> dict[str, Any] | None:
-    if row.leakage is None:
-        return None
-    cell = row.leakage.cell
-    return {
-        "adversary": cell.adversary,
-        "attack": cell.attack,
-        "among": row.leakage.among,
-        "figure": asdict(row.leakage.figure),
     }
 
 
@@ -144,9 +142,6 @@ def _outcome(outcome: GoalOutcome) -> dict[str, Any]:
     return entry
 
 
-# -- the charts --------------------------------------------------------------------------------------------------
-
-
 def _levels(comparison: Comparison) -> list[tuple[str, float]]:
     """Return the reference lines that have a utility; where runs differ in it, each names its run."""
     drawable = []
@@ -161,14 +156,3 @@ def _levels(comparison: Comparison) -> list[tuple[str, float]]:
             name = f"{name} in {run}"
         levels.setdefault(name, best)
     return list(levels.items())
-
-
-def _point(row: ComparisonRow) -> TradePoint:
-    """Return a run's figures for the charts."""
-    size, learnt, leaked = float(row.size), _reach(row.learnt), _reach(row.leaked)
-    return TradePoint(name=row.entry.name, bytes=size, utility=learnt, leakage=leaked)
-
-
-def _reach(interval: Interval) -> Reach | None:
-    value, low, high = interval
-    return None if value is None else Reach(value=value, low=low, high=high)

@@ -26,7 +26,6 @@ from ..curves.sweep_rows import Spread, spreads_of
 from ..goals import RULES
 from ..goals.model_extraction import holds_model
 from ..grouping import grouped
-from ..judgement.inheritance import Standing
 from ..judgement.judgement import findings_of, standings_of
 from ..judgement.verdict import LEVELS, SETTLED, Finding, strongest
 from ..run_figures import (
@@ -38,6 +37,7 @@ from ..run_figures import (
     utility,
 )
 from ..text import clip, joined
+from .trade import Reach
 
 __all__ = [
     "HELD",
@@ -51,8 +51,6 @@ __all__ = [
     "compare",
 ]
 
-Interval = tuple[float | None, float | None, float | None]
-"""A value with the ends of its interval; None where there is none."""
 HELD = "held"
 """The level of a goal where an adversary has in view what attacks would copy."""
 SHOWN: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -246,24 +244,24 @@ class ComparisonRow:
         return self.spreads["bytes"].mean if self.spreads else self.total
 
     @property
-    def learnt(self) -> Interval:
+    def learnt(self) -> Reach | None:
         """Return the utility with its interval: over seeds if there are several, else over test records."""
-        server = self.utility.server
+        server, best = self.utility.server, self.utility.best
         if self.spreads:
             return _over_seeds(self.spreads, "utility")
         if server is not None and server.value is not None:
-            return server.value, server.low, server.high
-        return self.utility.best, None, None
+            return Reach(value=server.value, low=server.low, high=server.high)
+        return None if best is None else Reach(value=best)
 
     @property
-    def leaked(self) -> Interval:
+    def leaked(self) -> Reach | None:
         """Return the largest membership AUC with its interval: over seeds if there are several, else its own."""
         if self.spreads:
             return _over_seeds(self.spreads, "membership_auc")
-        if self.leakage is None:
-            return None, None, None
-        figure = self.leakage.figure
-        return figure.value, figure.low, figure.high
+        figure = None if self.leakage is None else self.leakage.figure
+        if figure is None or figure.value is None:
+            return None
+        return Reach(value=figure.value, low=figure.low, high=figure.high)
 
     @property
     def bounded(self) -> tuple[LedgerEntry, ...]:
@@ -281,11 +279,11 @@ class ComparisonRow:
         return tuple(e.adversary for e in reached if e.adversary not in bounded)
 
 
-def _over_seeds(spreads: Mapping[str, Spread], measure: str) -> Interval:
+def _over_seeds(spreads: Mapping[str, Spread], measure: str) -> Reach | None:
     spread = spreads.get(measure)
     if spread is None:
-        return None, None, None
-    return spread.mean, spread.low, spread.high
+        return None
+    return Reach(value=spread.mean, low=spread.low, high=spread.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,29 +345,33 @@ def compare(entries: Sequence[ComparedRun]) -> Comparison:
 
 
 def _compared(entry: ComparedRun) -> ComparisonRow:
+    """Return a run's row; of several seeds the gravest outcomes and the largest ε count."""
     result = entry.result
-    outcomes = grouped(chain.from_iterable(map(_outcomes, entry.results)), lambda outcome: outcome.goal)
     bytes_by_role: dict[str, int] = {}
     for row in result.wire:
         bytes_by_role[row.sender_role] = bytes_by_role.get(row.sender_role, 0) + row.bytes
+    order = [*SHOWN, None]
+    outcomes = []
+    for same in grouped(chain.from_iterable(map(_outcomes, entry.results)), lambda o: o.goal).values():
+        levels = [outcome.level for outcome in same]
+        worst = min(same, key=lambda outcome: order.index(outcome.level))
+        outcomes.append(replace(worst, agreeing=levels.count(worst.level)))
+    ledger = []
+    entries = chain.from_iterable(one.ledger or () for one in entry.results)
+    for costs in grouped(entries, lambda cost: cost.adversary).values():
+        largest = max(costs, key=lambda cost: math.inf if cost.epsilon is None else cost.epsilon)
+        if len(costs) == len(entry.results):  # an adversary that a ledger lacks is left out
+            ledger.append(largest)
     return ComparisonRow(
         entry=entry,
         utility=utility(result.utility.final, result.run.protocol),
         bytes=tuple(bytes_by_role.items()),
         seen=tuple(_all_seen(result)),
-        outcomes=tuple(map(_gravest, outcomes.values())),
+        outcomes=tuple(outcomes),
         leakage=strongest_figure(result, "membership", "auc"),
-        ledger=tuple(_largest_epsilons(entry.results)),
+        ledger=tuple(ledger),
         spreads=spreads_of(entry.results) if entry.repeats else {},
     )
-
-
-def _largest_epsilons(results: Sequence[Result]) -> Iterator[LedgerEntry]:
-    """Yield for each adversary the entry with the largest ε; an adversary that a ledger lacks is left out."""
-    ledgers = chain.from_iterable(result.ledger or () for result in results)
-    for entries in grouped(ledgers, lambda entry: entry.adversary).values():
-        if len(entries) == len(results):
-            yield max(entries, key=lambda e: math.inf if e.epsilon is None else e.epsilon)
 
 
 # -- who saw what ---------------------------------------------------------------------------------------------
@@ -391,23 +393,19 @@ def _all_seen(result: Result) -> Iterator[PartyView]:
         position = party
         if role(party) == "client" and "+" not in party:
             position = "a client"
-        asks = _asks(result, party)
-        all_views.append(PartyView(position=position, party=party, kinds=_kinds(rows), asks=asks))
+        members = {*party.split("+"), *map(role, party.split("+"))}
+        asks = []
+        for oracle in result.oracles:
+            coalitions = [coalition.split("+") for coalition in oracle.available_to]
+            if any(map(members.issuperset, coalitions)):
+                asks.append(oracle.name)
+        view = PartyView(position=position, party=party, kinds=_kinds(rows), asks=tuple(asks))
+        all_views.append(view)
     views = grouped(all_views, lambda view: view.position)
     for same in views.values():
         yield max(same, key=lambda view: sum(kind.bytes for kind in view.private))
     if "eavesdropper" not in views:
         yield PartyView(position="eavesdropper", party="eavesdropper", kinds=(), known=False)
-
-
-def _asks(result: Result, party: str) -> tuple[str, ...]:
-    members = {*party.split("+"), *map(role, party.split("+"))}
-    names = []
-    for oracle in result.oracles:
-        coalitions = [coalition.split("+") for coalition in oracle.available_to]
-        if any(map(members.issuperset, coalitions)):
-            names.append(oracle.name)
-    return tuple(names)
 
 
 def _place(position: str) -> tuple[int, str]:
@@ -440,41 +438,30 @@ def _kinds(rows: Iterable[Exposure]) -> tuple[ReceivedKind, ...]:
 
 
 def _outcomes(result: Result) -> Iterator[GoalOutcome]:
-    """Yield the outcome of each goal of one run."""
-    findings = findings_of(result)
-    all_standings = standings_of(result, findings)
-    by_goal = grouped(findings, lambda finding: finding.cell.goal)
+    """Yield what attacks of each goal found; without a leak, "not tested" if an adversary's messages were not read."""
+    all_findings = findings_of(result)
+    all_standings = standings_of(result, all_findings)
+    by_goal = grouped(all_findings, lambda finding: finding.cell.goal)
     for goal in RULES:
-        if goal in by_goal:
-            yield _outcome(goal, by_goal[goal], all_standings)
-
-
-def _gravest(outcomes: Sequence[GoalOutcome]) -> GoalOutcome:
-    """Return the gravest of the outcomes of several seeds, and how many have its level."""
-    order = [*SHOWN, None]
-    levels = [outcome.level for outcome in outcomes]
-    worst = min(outcomes, key=lambda outcome: order.index(outcome.level))
-    return replace(worst, agreeing=levels.count(worst.level))
-
-
-def _outcome(goal: str, findings: Sequence[Finding], all_standings: Sequence[Standing]) -> GoalOutcome:
-    """Return what attacks with a goal found; without a leak, "not tested" if an adversary's messages were not read."""
-    tried = [f for f in findings if not f.untried]
-    top = strongest(tried or findings)
-    if top is not None and top.level == "none-seen":
-        for standing in all_standings:
-            if (standing.goal, standing.level) == (goal, "not-tested"):
-                why = f"{clip(standing.adversary, 60)}: {standing.untested}"
-                top = replace(top, level="not-tested", because=why)
-                break
-    return GoalOutcome(
-        goal=goal,
-        finding=top,
-        tried=len(tried),
-        conclusive=sum(f.level in SETTLED for f in tried),
-        cells=len(findings),
-        holders=tuple(dict.fromkeys(f.cell.adversary for f in findings if holds_model(f.cell))),
-    )
+        findings = by_goal.get(goal, [])
+        if not findings:
+            continue
+        tried = [f for f in findings if not f.untried]
+        top = strongest(tried or findings)
+        if top is not None and top.level == "none-seen":
+            for standing in all_standings:
+                if (standing.goal, standing.level) == (goal, "not-tested"):
+                    why = f"{clip(standing.adversary, 60)}: {standing.untested}"
+                    top = replace(top, level="not-tested", because=why)
+                    break
+        yield GoalOutcome(
+            goal=goal,
+            finding=top,
+            tried=len(tried),
+            conclusive=sum(f.level in SETTLED for f in tried),
+            cells=len(findings),
+            holders=tuple(dict.fromkeys(f.cell.adversary for f in findings if holds_model(f.cell))),
+        )
 
 
 def _headlines(rows: Sequence[ComparisonRow]) -> Iterator[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fdaudit.result import LedgerEntry
 from fdaudit.storage.tables import csv_text, latex_table
 
 from ..text import amount, bracketed, clip, duration, joined, kilobytes, label, visible, with_interval
-from .comparison import HELD, Comparison, ComparisonRow, GoalOutcome, Interval
+from .comparison import HELD, Comparison, ComparisonRow, GoalOutcome
+from .trade import Reach
 
 __all__ = ["comparison_csv", "comparison_latex"]
 
@@ -54,33 +55,27 @@ def _outcome(outcome: GoalOutcome | None) -> list[Any]:
     key = finding.worst_key or finding.key
     if key is None or not attack:
         return [*cells, "", "", "", "", ""]
-    return [*cells, key.name, *map(_number, (key.value, key.low, key.high, key.confidence))]
+    return [*cells, key.name, key.value, key.low, key.high, key.confidence]
 
 
 def _cost(comparison: Comparison, row: ComparisonRow, outcome: GoalOutcome | None) -> list[Any]:
     """Return the cells of `_COST`."""
     entries = {entry.adversary: entry for entry in row.ledger}
     entry = None if outcome is None else entries.get(outcome.adversary)
+    claim: list[Any] = ["", "", ""]
+    unmeasured = ["", "", ""]
+    if entry is not None:
+        epsilon = math.inf if entry.epsilon is None else entry.epsilon
+        claim = [epsilon, entry.delta, visible(entry.cause)]
     return [
         comparison.measure,
-        *map(_number, row.learnt),
-        *map(_number, row.leaked),
-        _number(row.size) if row.spreads else row.total,
+        *(row.learnt or unmeasured),
+        *(row.leaked or unmeasured),
+        row.size,
         row.entry.result.run.rounds,
-        _number(row.entry.seconds),
-        *_epsilon(entry),
+        row.entry.seconds,
+        *claim,
     ]
-
-
-def _epsilon(entry: LedgerEntry | None) -> list[str]:
-    if entry is None:
-        return ["", "", ""]
-    epsilon = "inf" if entry.epsilon is None else _number(entry.epsilon)
-    return [epsilon, _number(entry.delta), visible(entry.cause)]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else repr(float(value))
 
 
 # -- LaTeX ---------------------------------------------------------------------------------------------------------
@@ -129,9 +124,10 @@ def _latex_run(row: ComparisonRow) -> list[str]:
     ]
 
 
-def _bracketed(interval: Interval, unit: str) -> str:
-    value, low, high = interval
-    return "not measured" if value is None else bracketed(value, low, high, unit)
+def _bracketed(reach: Reach | None, unit: str) -> str:
+    if reach is None:
+        return "not measured"
+    return bracketed(reach.value, reach.low, reach.high, unit)
 
 
 def _latex_outcomes(row: ComparisonRow, goals: list[str]) -> Iterator[str]:

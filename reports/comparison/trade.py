@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
+from typing import NamedTuple
 
 from markupsafe import Markup
 
-from ..drawings.figures import (
+from ..drawings.labels import Box, Line, place_labels, text_width
+from ..drawings.svg import (
     COLOURS,
     MARKERS,
     MUTED,
@@ -29,7 +31,6 @@ from ..drawings.figures import (
     svg_text,
     ticks,
 )
-from ..drawings.labels import Box, Label, Line, place_labels, text_width
 from ..text import NBSP, kilobytes
 
 __all__ = ["Panel", "Reach", "TradePoint", "key_line", "key_mark", "panels"]
@@ -43,6 +44,8 @@ _LINE = _SIZE + 1
 """Height of a label's line, in points."""
 _LONGEST = 16
 """Most letters of a label that is a run's name."""
+_LABELS = ("name and bytes", "name", "number")
+"""What labels say, from most to least: the first that has room at every mark, else the last."""
 _SHAPES = {
     "o": "M -3.4 0 a 3.4 3.4 0 1 0 6.8 0 a 3.4 3.4 0 1 0 -6.8 0 z",
     "s": "M -3.1 -3.1 h 6.2 v 6.2 h -6.2 z",
@@ -52,8 +55,7 @@ _SHAPES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reach:
+class Reach(NamedTuple):
     """A figure with its interval; a fraction, or bytes."""
 
     value: float
@@ -132,8 +134,8 @@ def panels(
         (f"leakage against {measure}", learnt, leaked),
         ("leakage against traffic", traffic, leaked),
     )
-    for label in (_name_and_bytes, _name_alone, partial(_number, points)):
-        drawings = [_drawing(points, x, y, label) for _, x, y in axes]
+    for says in _LABELS:
+        drawings = [_drawing(points, x, y, says) for _, x, y in axes]
         if not any(drawing.unnamed for drawing in drawings):
             break
     charts = []
@@ -148,23 +150,21 @@ def panels(
     return tuple(charts)
 
 
-Words = Callable[[TradePoint, "_Axis"], tuple[str, ...]]
-"""The lines of a run's label on an axis."""
+def _label(says: str, number: int, point: TradePoint, across: _Axis) -> tuple[str, ...]:
+    """Return the lines of a run's label.
 
-
-def _name_and_bytes(point: TradePoint, across: _Axis) -> tuple[str, ...]:
+    Args:
+        says: one of `_LABELS`.
+        number: the run's place from 0.
+        point: the run.
+        across: the lower axis; a label has the bytes only if it is theirs.
+    """
+    if says == "number":
+        return (str(number + 1),)
     name = plain(point.name, _LONGEST)
-    if across.bytes:
-        return name, _size(point.bytes)
-    return (name,)
-
-
-def _name_alone(point: TradePoint, across: _Axis) -> tuple[str, ...]:
-    return (plain(point.name, _LONGEST),)
-
-
-def _number(points: Sequence[TradePoint], point: TradePoint, across: _Axis) -> tuple[str, ...]:
-    return (str(points.index(point) + 1),)
+    if says == "name" or not across.bytes:
+        return (name,)
+    return name, _size(point.bytes)
 
 
 def _size(size: float) -> str:
@@ -184,7 +184,7 @@ def _said(axis: _Axis, point: TradePoint) -> str:
 
 def key_mark(number: int) -> Markup:
     """Return the mark of a run, by its place from 0, as a small drawing beside its name."""
-    body = f'<svg viewBox="0 0 12 12">{_mark(number, 6, 6)}</svg>'
+    body = f'<svg viewBox="0 0 12 12">{_symbol(number, 6, 6)}</svg>'
     return _small(body, 12)
 
 
@@ -209,49 +209,73 @@ class _Drawing:
     unnamed: tuple[str, ...]
 
 
-def _drawing(points: Sequence[TradePoint], across: _Axis, up: _Axis, words: Words) -> _Drawing:
+@dataclass(frozen=True, kw_only=True)
+class _Mark:
+    """A run's mark: the run with its number from 0, its place, the bars of its intervals, and its label's lines."""
+
+    point: TradePoint
+    number: int
+    place: tuple[float, float]
+    bars: tuple[Line, ...]
+    lines: tuple[str, ...]
+
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.number % len(COLOURS)]
+
+    @property
+    def box(self) -> Box:
+        x, y = self.place
+        return Box(left=x - _HALF, top=y - _HALF, right=x + _HALF, bottom=y + _HALF)
+
+    @property
+    def label_size(self) -> tuple[float, float]:
+        width = max(text_width(line, _SIZE) for line in self.lines)
+        return width, _LINE * len(self.lines)
+
+
+def _drawing(points: Sequence[TradePoint], across: _Axis, up: _Axis, says: str) -> _Drawing:
     """Draw one chart, with the labels that have room."""
     shown = [p for p in points if across.of(p) is not None and up.of(p) is not None]
     if not shown:
         return _Drawing(document="", shown=(), unnamed=())
     x = _placed(across, shown, _FRAME.across)
     y = _placed(up, shown, _FRAME.up)
-    places, bars = [], list[Line]()
+    marks = []
     for point in shown:
-        place = (x(_reach(across, point).value), y(_reach(up, point).value))
-        places.append(place)
-        bars += _bars(_reach(across, point), _reach(up, point), place, x, y)
+        number = points.index(point)
+        first, second = _reach(across, point), _reach(up, point)
+        place = (x(first.value), y(second.value))
+        bars = tuple(_bars(first, second, place, x, y))
+        label_lines = _label(says, number, point, across)
+        marks.append(_Mark(point=point, number=number, place=place, bars=bars, lines=label_lines))
     levels: list[Line] = [((_FRAME.left, y(v)), (_FRAME.right, y(v))) for v in up.levels]
-    marks = [Box(left=a - _HALF, top=b - _HALF, right=a + _HALF, bottom=b + _HALF) for a, b in places]
-    lines, sizes = [], []
-    for point in shown:
-        label_lines = words(point, across)
-        width = max(text_width(line, _SIZE) for line in label_lines)
-        lines.append(label_lines)
-        sizes.append((width, _LINE * len(label_lines)))
     inside = Box(left=_FRAME.left + 2, top=_FRAME.top, right=_FRAME.width, bottom=_FRAME.bottom - 2)
-    labels = place_labels(marks, sizes, inside, [*bars, *levels])
+    lines = [*chain.from_iterable(mark.bars for mark in marks), *levels]
+    labels = place_labels([m.box for m in marks], [m.label_size for m in marks], inside, lines)
 
     parts = [*_lower_axis(across, shown, x), *_left_axis(up, shown, y)]
     for number, line in enumerate(levels):
         parts.append(svg_curve(line, MUTED, 0.9, 1 + number % 4))
-    colours = [COLOURS[points.index(p) % len(COLOURS)] for p in shown]
-    for point, place, colour in zip(shown, places, colours, strict=True):
-        for (x1, y1), (x2, y2) in _bars(_reach(across, point), _reach(up, point), place, x, y):
-            parts.append(svg_line(x1, y1, x2, y2, colour, 1.2))
-    for placed in filter(None, labels):
-        if placed.leader is not None:
-            (x1, y1), (x2, y2) = placed.leader
+    for mark in marks:
+        for (x1, y1), (x2, y2) in mark.bars:
+            parts.append(svg_line(x1, y1, x2, y2, mark.colour, 1.2))
+    for label in labels:
+        if label is not None and label.leader is not None:
+            (x1, y1), (x2, y2) = label.leader
             parts.append(svg_line(x1, y1, x2, y2, MUTED, 0.6))
-    parts += [_mark(points.index(p), *place) for p, place in zip(shown, places, strict=True)]
-    for each, label, colour in zip(lines, labels, colours, strict=True):
-        if label is not None:
-            parts += _name(each, label, colour)
-    return _Drawing(
-        document=_FRAME.drawn(parts, across.label, up.label),
-        shown=tuple(shown),
-        unnamed=tuple(p.name for p, label in zip(shown, labels, strict=True) if label is None),
-    )
+    parts += [_symbol(mark.number, *mark.place) for mark in marks]
+    unnamed = []
+    for mark, label in zip(marks, labels, strict=True):
+        if label is None:
+            unnamed.append(mark.point.name)
+            continue
+        middle = (label.box.left + label.box.right) / 2
+        for row, text in enumerate(mark.lines, 1):
+            baseline = label.box.top + _LINE * row - 2.5
+            parts.append(svg_text(middle, baseline, text, "middle", _SIZE, mark.colour))
+    document = _FRAME.drawn(parts, across.label, up.label)
+    return _Drawing(document=document, shown=tuple(shown), unnamed=tuple(unnamed))
 
 
 def _reach(axis: _Axis, point: TradePoint) -> Reach:
@@ -283,18 +307,11 @@ def _bars(
         yield (x(across.low), place[1]), (x(across.high), place[1])
 
 
-def _mark(number: int, x: float, y: float) -> str:
+def _symbol(number: int, x: float, y: float) -> str:
     """Return the mark of the run with this place: hollow, so that one under another is seen."""
     colour, shape = COLOURS[number % 5], MARKERS[(number + number // 5) % 5]
     style = f'fill="white" fill-opacity="0.55" stroke="{colour}" stroke-width="1.5"'
     return f'<g class="mark" transform="translate({x:.2f} {y:.2f})"><path d="{_SHAPES[shape]}" {style}/></g>'
-
-
-def _name(lines: Sequence[str], label: Label, colour: str) -> Iterator[str]:
-    """Yield the lines of a run's label, in the middle of its box."""
-    middle = (label.box.left + label.box.right) / 2
-    for number, line in enumerate(lines, 1):
-        yield svg_text(middle, label.box.top + _LINE * number - 2.5, line, "middle", _SIZE, colour)
 
 
 def _left_axis(axis: _Axis, points: Sequence[TradePoint], y: Callable[[float], float]) -> Iterator[str]:

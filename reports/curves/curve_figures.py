@@ -1,8 +1,6 @@
 """The figures of a sweep, for papers and for the page: a panel a defence, a line a protocol, error bars over seeds.
 
 Guarantees:
-  * the same rows give the same bytes in SVG, PDF and PNG: no date, no random identifiers;
-  * vectors stay vectors: PDF embeds TrueType, SVG files carry glyphs as paths and need no font;
   * every finite ε is the ledger's, except on the axis of the requested ε;
   * an axis of a bounded measure ends at its bounds, and so do its error bars;
   * a figure states the number of seeds, the adversary of its ε and those of its attacks;
@@ -11,7 +9,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
 from collections.abc import Sequence
@@ -21,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from ..drawings.figures import COLOURS, MARKERS, MUTED, SETTINGS, STYLES, inline, plain
+from ..drawings.paper import FORMATS, PAPER, file_bytes
+from ..drawings.svg import COLOURS, MARKERS, MUTED, STYLES, inline, plain
 from ..text import NBSP, joined, kilobytes
 from .curve_axis import AxisScale, by_ledger, ledger_label, scale_of, view_of
 from .sweep_rows import Point, Spread, SweepColumn, front
@@ -30,23 +28,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["FORMATS", "METADATA", "WIDTHS", "Curve", "files", "on_page"]
+__all__ = ["WIDTHS", "Curve", "files", "on_page"]
 
 WIDTHS = {"column": 3.5, "text": 7.0}
 """Widths of figures in inches: a column of a two-column paper, and its whole text."""
-FORMATS = ("svg", "pdf", "png")
 _NAMED = 6
 """Most seeds that a figure names one by one."""
 _WIDE = 5.0
 """From this width on, panels are side by side."""
 _STYLES: tuple[Any, ...] = STYLES
 _MARKERS = (*MARKERS, "P", "X", "<", ">", "*")
-METADATA: dict[str, dict[str, Any]] = {
-    "svg": {"Date": None},
-    "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
-    "png": {"Software": None},
-}
-"""What a file of each format says of its making: no date and no program."""
+_FRONT = "#c9c4b7"
+"""Colour of the Pareto front."""
 _SMALL = {"font.size": 7.5, "axes.labelsize": 7.5, "xtick.labelsize": 7, "ytick.labelsize": 7}
 
 
@@ -162,8 +155,7 @@ class Curve:
 
 def files(curve: Curve, width: float) -> dict[str, bytes]:
     """Return a figure as SVG, PDF and PNG (300 dots an inch), by suffix."""
-    settings = {"svg.fonttype": "path", "pdf.fonttype": 42, **_SMALL}
-    return {suffix: _drawn(curve, width, settings, suffix) for suffix in FORMATS}
+    return {suffix: _drawn(curve, width, {**PAPER, **_SMALL}, suffix) for suffix in FORMATS}
 
 
 def on_page(curve: Curve, title: str) -> Markup:
@@ -173,42 +165,32 @@ def on_page(curve: Curve, title: str) -> Markup:
 
 
 def _drawn(curve: Curve, width: float, settings: dict[str, Any], suffix: str) -> bytes:
-    """Draw on a new figure and return the file's bytes; the settings hold inside this call."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Return the bytes of a figure's file."""
     defences, wide = curve.defences, width > _WIDE
+    rows, columns, height = len(defences), 1, len(defences) * 1.9 + 0.6
     if wide:
         rows, columns, height = 1, len(defences), 2.75
+
+    if curve.across is not None:
+        across = curve.across.label + {"fraction": " (%)", "dB": " (dB)"}.get(curve.across.unit, "")
+    elif curve.asked:
+        across = "ε asked"
     else:
-        rows, columns, height = len(defences), 1, len(defences) * 1.9 + 0.6
-    settings = {**SETTINGS, **settings}
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(settings):  # type: ignore[arg-type]  # names of settings are plain text here
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(figure)
+        across = ledger_label(curve.points, curve.adversary)
+
+    def draw(figure: Figure) -> None:
         grid = figure.subplots(rows, columns, sharey=True, sharex=True, squeeze=False)
         for axes, defence in zip(grid.flat, defences, strict=True):
             _panel(axes, curve, defence)
         for axes in grid[:, 0]:
             axes.set_ylabel(f"Test {curve.utility} (%)")
         for axes in grid[-1, :]:
-            axes.set_xlabel(_across(curve))
+            axes.set_xlabel(across)
         _legend(figure, curve, wide)
         basis = textwrap.fill(curve.basis, round(24 * width))
         figure.supxlabel(basis, fontsize=6.5 if wide else 5.5, color=MUTED)
-        figure.savefig(buffer, format=suffix, dpi=300, metadata=METADATA[suffix])
-    return buffer.getvalue()
 
-
-def _across(curve: Curve) -> str:
-    if curve.across is not None:
-        unit = {"fraction": " (%)", "dB": " (dB)"}.get(curve.across.unit, "")
-        return curve.across.label + unit
-    if curve.asked:
-        return "ε asked"
-    return ledger_label(curve.points, curve.adversary)
+    return file_bytes(draw, (width, height), settings, suffix)
 
 
 def _panel(axes: Axes, curve: Curve, defence: str) -> None:
@@ -216,7 +198,10 @@ def _panel(axes: Axes, curve: Curve, defence: str) -> None:
         axes.axhline(100 * level, color=MUTED, linestyle=_STYLES[1 + number % 4], linewidth=0.9, zorder=1)
     if curve.across is not None and curve.across.level is not None:
         axes.axvline(_scaled(curve.across, curve.across.level), color=MUTED, linewidth=0.6, zorder=1)
-    _front(axes, curve)
+    if len(curve.front) > 1:
+        x = [_value(curve, p) for p in curve.front]
+        y = [100 * p.spreads["utility"].mean for p in curve.front]
+        axes.step(x, y, where="post", color=_FRONT, linewidth=3.2, solid_joinstyle="miter", zorder=0.5)
     for protocol in curve.protocols:
         own = [p for p in curve.points if p.protocol == protocol and (p.defence == defence or not p.defended)]
         _line(axes, curve, protocol, sorted(own, key=lambda p: (curve.epsilon(p), p.level)), defence)
@@ -336,15 +321,6 @@ def _across_bar(curve: Curve, point: Point) -> list[list[float]] | None:
     return [[scale.place(bill.epsilon) - scale.place(bill.least)], [0.0]]
 
 
-def _front(axes: Axes, curve: Curve) -> None:
-    best = curve.front
-    if len(best) < 2:
-        return
-    x = [_value(curve, p) for p in best]
-    y = [100 * p.spreads["utility"].mean for p in best]
-    axes.step(x, y, where="post", color="#c9c4b7", linewidth=3.2, solid_joinstyle="miter", zorder=0.5)
-
-
 def _ticks(axes: Axes, curve: Curve) -> None:
     """Keep the axis of a measure within its bounds; that of bytes is logarithmic."""
     if curve.across is None or curve.across.ceiling is None:
@@ -383,7 +359,7 @@ def _legend(figure: Figure, curve: Curve, wide: bool) -> None:
         line = {"color": MUTED, "linestyle": _STYLES[1 + n % 4], "linewidth": 0.9}
         entries.append({**line, "label": plain(name, 24)})
     if len(curve.front) > 1:
-        entries.append({"color": "#c9c4b7", "linewidth": 3.2, "label": "Pareto front"})
+        entries.append({"color": _FRONT, "linewidth": 3.2, "label": "Pareto front"})
     mark = {"color": MUTED, "marker": "o", "linestyle": "none", "markersize": 3.6}
     if not all(point.defended for point in curve.points):
         entries.append({**mark, "markerfacecolor": "white", "label": "no defence"})

@@ -230,7 +230,7 @@ def _marks(curve: Curve) -> str:
 
 def _ledger_said(curve: Curve, points: Sequence[Point]) -> str:
     """Return what the axis shows, what the smallest ε costs, and the number of missing points."""
-    bills = [bill for bill in (point.bill(curve.adversary) for point in curve.points) if bill is not None]
+    bills = list(filter(None, (point.bill(curve.adversary) for point in curve.points)))
     units, relations = set[str](), set[str]()
     for bill in bills:
         units.update(unit for unit, _ in bill.terms if unit)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from typing import Any
 from fdaudit.storage.files import write_atomically
 from fdaudit.storage.tables import csv_text, latex_table
 
+from ..drawings.paper import FORMATS
 from ..page import render
 from ..text import amount, bracketed, clip, visible
 from .curve_axis import by_ledger, view_of
-from .curve_figures import FORMATS, WIDTHS, Curve, files, on_page
+from .curve_figures import WIDTHS, Curve, files, on_page
 from .curve_words import caption, conclusions, title
 from .sweep_rows import MEASURES, Point, SweepColumn, SweepRow, points
 
@@ -65,7 +67,7 @@ class Sweep:
     adversary: str = "server"
     left_out: int = 0
 
-    @property
+    @cached_property
     def points(self) -> tuple[Point, ...]:
         """Return the rows grouped over seeds."""
         return points(self.rows)
@@ -180,18 +182,17 @@ def curves_csv(sweep: Sweep) -> str:
     body: list[list[Any]] = [[*head, *lines]]
     for row in sweep.rows:
         run = row.run
-        values: list[Any] = [visible(run.protocol), visible(run.defence)]
-        values += [_number(run.level), _number(run.epsilon_asked)]
+        values: list[Any] = [visible(run.protocol), visible(run.defence), run.level, run.epsilon_asked]
         values += [run.seed, run.status, visible(run.reason), run.key, run.result_sha256]
-        values += [_number(row.values.get(measure.name)) for measure in MEASURES]
+        values += [row.values.get(measure.name) for measure in MEASURES]
         for adversary in sweep.adversaries:
             entry = row.ledger.get(adversary)
             if entry is None:
                 values += [""] * len(_LEDGER)
             else:
-                values += [_number(row.epsilon(adversary)), _number(entry.delta)]
+                values += [row.epsilon(adversary), entry.delta]
                 values += map(visible, (entry.unit, entry.relation, entry.cause))
-        values += [_number(row.references.get(line)) for line in lines]
+        values += map(row.references.get, lines)
         body.append(values)
     return csv_text(body)
 
@@ -210,20 +211,20 @@ def summary_csv(sweep: Sweep) -> str:
     ]  # fmt: skip
     for point in sweep.points:
         count = Counter(row.run.status for row in point.rows)
-        axes = [visible(point.protocol), visible(point.defence)]
-        axes += [_number(point.level), _number(point.epsilon_asked), visible(sweep.adversary)]
+        axes: list[Any] = [visible(point.protocol), visible(point.defence), point.level, point.epsilon_asked]
+        axes.append(visible(sweep.adversary))
         bill = point.bill(sweep.adversary)
         if bill is None:
             axes += [""] * 4
         else:
-            delta = _number(bill.deltas[0]) if len(bill.deltas) == 1 else ""
-            axes += [_number(bill.epsilon), _number(bill.least), delta, visible("; ".join(bill.causes))]
+            delta = bill.deltas[0] if len(bill.deltas) == 1 else None
+            axes += [bill.epsilon, bill.least, delta, visible("; ".join(bill.causes))]
         tail = [len(point.rows), count["failed"], count["not-applicable"]]
         for measure in MEASURES:
             spread = point.spreads.get(measure.name)
             if spread is not None:
-                figures = map(_number, (spread.mean, spread.sd, spread.low, spread.high))
-                body.append([*axes, measure.name, measure.unit, *figures, spread.n, *tail])
+                figures = [spread.mean, spread.sd, spread.low, spread.high, spread.n]
+                body.append([*axes, measure.name, measure.unit, *figures, *tail])
         if not point.spreads:
             body.append([*axes, "", "", "", "", "", "", 0, *tail])
     return csv_text(body)
@@ -256,7 +257,17 @@ def _over_seeds(sweep: Sweep) -> list[list[str]]:
     for point in sweep.points:
         row = [clip(point.protocol, 60), clip(point.defence, 60), _rounded(point.epsilon_asked)]
         row += [_rounded(by_ledger(point, sweep.adversary)), str(point.seeds)]
-        row += [_in_table(point, measure) for measure in measures]
+        for measure in measures:
+            spread = point.spreads.get(measure.name)
+            if spread is None:
+                row.append(point.absence(measure))
+                continue
+            text = amount(spread.mean, measure.unit)
+            if spread.sd:
+                text = bracketed(spread.mean, spread.low, spread.high, measure.unit)
+            if spread.n < point.seeds:
+                text += f" (n = {spread.n})"
+            row.append(text)
         rows.append(row)
     return rows
 
@@ -271,22 +282,6 @@ def _rounded(epsilon: float | None) -> str:
     if epsilon is None:
         return "–"
     return "∞" if math.isinf(epsilon) else f"{epsilon:.3g}"
-
-
-def _in_table(point: Point, measure: SweepColumn) -> str:
-    spread = point.spreads.get(measure.name)
-    if spread is None:
-        return point.absence(measure)
-    text = amount(spread.mean, measure.unit)
-    if spread.sd:
-        text = bracketed(spread.mean, spread.low, spread.high, measure.unit)
-    if spread.n < point.seeds:
-        text += f" (n = {spread.n})"
-    return text
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else repr(float(value))
 
 
 # -- the page --------------------------------------------------------------------------------------------------

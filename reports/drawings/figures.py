@@ -1,88 +1,37 @@
 """The report's charts as inline SVG, written here.
 
 Guarantees:
-  * the same data give the same bytes: no date, no random identifiers;
-  * text from a result is never read as mathematics and never leaves its element;
-  * series differ in line style and marker as well as in colour (Okabe and Ito's palette).
+  * the same data give the same bytes: no date, no random identifiers.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from fdaudit.result import CurvePoint, Roc
 
-from ..text import visible
+from .svg import (
+    BLUE,
+    COLOURS,
+    INK,
+    MARKERS,
+    MUTED,
+    RULE,
+    VERMILLION,
+    Axes,
+    inline,
+    plain,
+    svg_curve,
+    svg_line,
+    svg_text,
+    ticks,
+)
 
-__all__ = [
-    "COLOURS",
-    "INK",
-    "MARKERS",
-    "MUTED",
-    "RULE",
-    "SETTINGS",
-    "STYLES",
-    "Axes",
-    "ForestRow",
-    "forest_chart",
-    "inline",
-    "plain",
-    "roc_chart",
-    "shares_chart",
-    "spread",
-    "svg_curve",
-    "svg_line",
-    "svg_text",
-    "ticks",
-    "utility_chart",
-]
-
-BLUE, VERMILLION, GREEN, ORANGE, PURPLE = "#0072B2", "#D55E00", "#00795A", "#B77A00", "#A34E7E"
-INK, MUTED, RULE = "#1f2a37", "#56626f", "#d9d5cb"
-COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE)
-STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2, 2, 2)))
-MARKERS = ("o", "s", "^", "D", "v")
-
-_KEPT = 128
-"""Number of drawings kept for each kind: cells of several adversaries often show the same figures."""
-
-_DECIMALS = re.compile(r"(?<![\w#.])([1-9]\d*\.\d\d)\d+")
-"""A coordinate's first two decimals, which are a thousandth of a drawing, and the rest."""
-
-_SHARES_WIDTH = 170.0
-"""Points in which the classes of a drawing of shares lie side by side."""
-
-_TAG = re.compile(r'(\bid="|\bhref="#|url\(#)')
-
-SETTINGS: Any = {
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.labelsize": 9,
-    "axes.linewidth": 0.6,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "grid.color": RULE,
-    "grid.linewidth": 0.5,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fdaudit",
-    "text.color": INK,
-    "text.parse_math": False,
-    "xtick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "xtick.labelsize": 8.5,
-    "ytick.color": MUTED,
-    "ytick.labelcolor": INK,
-    "ytick.labelsize": 8.5,
-}
+__all__ = ["ForestRow", "forest_chart", "roc_chart", "shares_chart", "utility_chart"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +53,9 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
         name: prefix of the drawing's identifiers, unique on the page.
         title: description of the drawing, for readers who can't see it.
     """
-    return inline(_utility_drawing(tuple(curve)), name, title)
-
-
-@lru_cache(maxsize=_KEPT)
-def _utility_drawing(curve: tuple[CurvePoint, ...]) -> str:
-    lines = list(dict.fromkeys(p.line for p in curve))
+    by_line: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for p in curve:
+        by_line.setdefault(p.line, {}).setdefault(p.party, []).append((p.round, 100 * p.value))
     measured = "accuracy"
     if any(p.mean_auc is not None for p in curve):
         measured = "mAUC"
@@ -127,24 +73,23 @@ def _utility_drawing(curve: tuple[CurvePoint, ...]) -> str:
         if tick == int(tick):
             parts.append(frame.tick_below(x(tick), text.partition(".")[0]))
     ends: list[tuple[float, str, str]] = []
-    for i, line in enumerate(lines):
-        parties = list(dict.fromkeys(p.party for p in curve if p.line == line))
-        width = 1.7 if len(parties) == 1 else 0.8
+    for i, (line, by_party) in enumerate(by_line.items()):
+        colour = COLOURS[i % 5]
+        width = 1.7 if len(by_party) == 1 else 0.8
         final: list[float] = []
-        for k, who in enumerate(parties):
-            points = sorted((p.round, 100 * p.value) for p in curve if (p.line, p.party) == (line, who))
+        for points in map(sorted, by_party.values()):
             final.append(points[-1][1])
             if len(points) == 1:
                 points = [(0, final[-1]), (last, final[-1])]
-            elif k == 0:
+            elif len(final) == 1:  # the first party's line has marks
                 marked = points[:: max(1, len(points) // 8)]
-                parts += [_symbol(MARKERS[i % 5], x(at), y(value), COLOURS[i % 5]) for at, value in marked]
-            parts.append(svg_curve([(x(at), y(value)) for at, value in points], COLOURS[i % 5], width, i))
-        count = f" ({len(parties)} parties)" if len(parties) > 1 else ""
-        ends.append((sum(final) / len(final), f"{plain(line, 14)}{count}", COLOURS[i % 5]))
+                parts += [_symbol(MARKERS[i % 5], x(at), y(value), colour) for at, value in marked]
+            parts.append(svg_curve([(x(at), y(value)) for at, value in points], colour, width, i))
+        count = f" ({len(by_party)} parties)" if len(by_party) > 1 else ""
+        ends.append((sum(final) / len(final), f"{plain(line, 14)}{count}", colour))
     for value, text, colour in spread(ends, 7.5):
         parts.append(svg_text(frame.right + 4, y(value) + 3, text, "start", 8.5, colour))
-    return frame.drawn(parts, "Round", f"Test {measured} (%)")
+    return inline(frame.drawn(parts, "Round", f"Test {measured} (%)"), name, title)
 
 
 def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, name: str, title: str) -> Markup:
@@ -157,13 +102,6 @@ def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, nam
         name: prefix of the drawing's identifiers, unique on the page.
         title: description of the drawing, for readers who can't see it.
     """
-
-    return inline(_forest(tuple(rows), chance, axis), name, title)
-
-
-@lru_cache(maxsize=_KEPT)
-def _forest(rows: tuple[ForestRow, ...], chance: float | None, axis: str) -> str:
-    """Return the chart as an SVG document, written here: most drawings of a report are of this kind."""
     width, height = 309.6, 44.64 + 16.56 * len(rows)  # in points, as Matplotlib's drawings
     left, right, top, bottom = 0.31 * width, 0.97 * width, 4.32, height - 34.56
     ends = [end for row in rows for end in (row.value, row.low, row.high, chance) if end is not None]
@@ -189,80 +127,7 @@ def _forest(rows: tuple[ForestRow, ...], chance: float | None, axis: str) -> str
             parts.append(svg_line(x(row.low), y, x(row.high), y, colour, 1.6))
         parts.append(_mark(row.role, x(row.value), y, colour))
     parts.append(svg_text((left + right) / 2, bottom + 27, axis, "middle", 9, INK))
-    return f'<svg viewBox="0 0 {width:.2f} {height:.2f}">{"".join(parts)}</svg>'
-
-
-@dataclass(frozen=True, kw_only=True)
-class Axes:
-    """The axes of a chart, in points from the top left corner of a drawing."""
-
-    width: float
-    height: float
-    left: float
-    right: float
-    top: float
-    bottom: float
-
-    def across(self, low: float, high: float) -> Callable[[float], float]:
-        """Return the map of values to horizontal places."""
-        return lambda value: self.left + (self.right - self.left) * (value - low) / (high - low)
-
-    def up(self, low: float, high: float) -> Callable[[float], float]:
-        """Return the map of values to vertical places."""
-        return lambda value: self.bottom - (self.bottom - self.top) * (value - low) / (high - low)
-
-    def tick_below(self, x: float, text: str) -> str:
-        """Return a tick of the lower axis with its text."""
-        mark = svg_line(x, self.bottom, x, self.bottom + 3.5, MUTED, 0.6)
-        return mark + svg_text(x, self.bottom + 13, text, "middle", 8.5, INK)
-
-    def tick_left(self, y: float, text: str) -> str:
-        """Return a tick of the left axis with its text."""
-        mark = svg_line(self.left - 3.5, y, self.left, y, MUTED, 0.6)
-        return mark + svg_text(self.left - 6, y + 3, text, "end", 8.5, INK)
-
-    def drawn(self, parts: Sequence[str], below: str, beside: str, *, drop: float = 28) -> str:
-        """Return the chart as an SVG document, with both axes and their labels.
-
-        Args:
-            parts: what lies between the axes.
-            below: label of the lower axis.
-            beside: label of the left axis.
-            drop: points from the lower axis down to its label.
-        """
-        axes = svg_line(self.left, self.bottom, self.right, self.bottom, MUTED, 0.6)
-        axes += svg_line(self.left, self.top, self.left, self.bottom, MUTED, 0.6)
-        axes += svg_text((self.left + self.right) / 2, self.bottom + drop, below, "middle", 9, INK)
-        upright = svg_text(0, 0, beside, "middle", 9, INK)
-        axes += f'<g transform="translate(9 {(self.top + self.bottom) / 2:.2f}) rotate(-90)">{upright}</g>'
-        return f'<svg viewBox="0 0 {self.width:.2f} {self.height:.2f}">{axes}{"".join(parts)}</svg>'
-
-
-def ticks(low: float, high: float, parts: int = 6) -> list[tuple[float, str]]:
-    """Return the places of ticks between two values, one more than `parts` at most, with their texts."""
-    least = (high - low) / parts
-    power = math.floor(math.log10(least))
-    step = next(n * 10.0**power for n in (1, 2, 2.5, 5, 10) if n * 10.0**power >= least * (1 - 1e-9))
-    decimals = next((n for n in range(12) if math.isclose(step, round(step, n), rel_tol=1e-6)), 12)
-    places = [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return [(place, f"{place + 0.0:.{decimals}f}".replace("-", "\N{MINUS SIGN}")) for place in places]
-
-
-def svg_line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float, dashes: str = "") -> str:
-    """Return a straight line."""
-    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
-    place = f'd="M {x1:.2f} {y1:.2f} L {x2:.2f} {y2:.2f}"'
-    return f'<path {place} stroke="{colour}" stroke-width="{width}"{dashed}/>'
-
-
-def svg_curve(points: Sequence[tuple[float, float]], colour: str, width: float, style: int) -> str:
-    """Return a line through points, dashed as the style with this number."""
-    dashes = STYLES[style % len(STYLES)]
-    dashed = ""
-    if not isinstance(dashes, str):
-        dashed = f' stroke-dasharray="{" ".join(f"{width * length:g}" for length in dashes[1])}"'
-    place = " L ".join(f"{x:.2f} {y:.2f}" for x, y in points)
-    return f'<path d="M {place}" fill="none" stroke="{colour}" stroke-width="{width}"{dashed}/>'
+    return inline(f'<svg viewBox="0 0 {width:.2f} {height:.2f}">{"".join(parts)}</svg>', name, title)
 
 
 def _symbol(marker: str, x: float, y: float, colour: str) -> str:
@@ -274,12 +139,6 @@ def _symbol(marker: str, x: float, y: float, colour: str) -> str:
         return f'<path d="M {x - 2:.2f} {y:.2f} l 2 -2 l 2 2 l -2 2 z" fill="{colour}"/>'
     start = y + 1.5 if marker == "^" else y - 1.5
     return f'<path d="M {x - 1.5:.2f} {start:.2f} {shapes[marker]}" fill="{colour}"/>'
-
-
-def svg_text(x: float, y: float, text: str, anchor: str, size: float, colour: str) -> str:
-    """Return a text, escaped, whose baseline is at `y`."""
-    style = f'style="font-size: {size}px; text-anchor: {anchor}; fill: {colour}"'
-    return f'<text x="{x:.2f}" y="{y:.2f}" {style}>{escape(text)}</text>'
 
 
 def _mark(role: str, x: float, y: float, colour: str) -> str:
@@ -302,25 +161,18 @@ def roc_chart(curves: Sequence[tuple[str, Roc]], worst: str, name: str, title: s
         name: prefix of the drawing's identifiers, unique on the page.
         title: description of the drawing, for readers who can't see it.
     """
-    return inline(_roc(tuple(curves), worst), name, title)
-
-
-@lru_cache(maxsize=_KEPT)
-def _roc(curves: tuple[tuple[str, Roc], ...], worst: str) -> str:
     rates: list[float] = []
     for _, roc in curves:
-        rates += [rate for rate in (*roc.fpr, *roc.tpr) if rate > 0]
+        rates += filter(None, (*roc.fpr, *roc.tpr))
     floor = 10.0 ** (_floor_decade(min(rates, default=0.01)))
-
     frame = Axes(width=259.2, height=244.8, left=50.0, right=246.0, top=12.0, bottom=208.0)
     decades = math.log10(floor)
 
     def place(fpr: float, tpr: float) -> tuple[float, float]:
-        along, above = (1 - math.log10(max(rate, floor)) / decades for rate in (fpr, tpr))
-        return (
-            frame.left + along * (frame.right - frame.left),
-            frame.bottom - above * (frame.bottom - frame.top),
-        )
+        across = 1 - math.log10(max(fpr, floor)) / decades
+        up = 1 - math.log10(max(tpr, floor)) / decades
+        x = frame.left + across * (frame.right - frame.left)
+        return x, frame.bottom - up * (frame.bottom - frame.top)
 
     parts = []
     for decade in range(_floor_decade(floor), 1):
@@ -344,7 +196,7 @@ def _roc(curves: tuple[tuple[str, Roc], ...], worst: str) -> str:
         parts.append(svg_curve(corners, colour, width, style))
         legend.append((plain(who, 19), colour, width, style))
     parts += _legend(legend, frame.right, frame.bottom)
-    return frame.drawn(parts, "False-positive rate", "True-positive rate")
+    return inline(frame.drawn(parts, "False-positive rate", "True-positive rate"), name, title)
 
 
 def _legend(entries: Sequence[tuple[str, str, float, int]], right: float, bottom: float) -> list[str]:
@@ -381,11 +233,6 @@ def shares_chart(
         name: prefix of the drawing's identifiers, unique on the page.
         title: description of the drawing, for readers who can't see it.
     """
-    return inline(_shares(tuple(truth), tuple(guess), tuple(prior)), name, title)
-
-
-@lru_cache(maxsize=_KEPT)
-def _shares(truth: tuple[float, ...], guess: tuple[float, ...], prior: tuple[float, ...]) -> str:
     frame = Axes(width=208.8, height=136.8, left=35.5, right=204.6, top=5.5, bottom=104.0)
     most = 100 * max(*truth, *guess, *prior, 0.01)
     room = (frame.right - frame.left) / len(truth)
@@ -402,7 +249,7 @@ def _shares(truth: tuple[float, ...], guess: tuple[float, ...], prior: tuple[flo
         parts.append(svg_line(x - dash, blind, x + dash, blind, VERMILLION, 1.2))
         if label % every == 0:
             parts.append(frame.tick_below(x, str(label)))
-    return frame.drawn(parts, "Class", "Share (%)")
+    return inline(frame.drawn(parts, "Class", "Share (%)"), name, title)
 
 
 def spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[float, str, str]]:
@@ -418,28 +265,3 @@ def spread(ends: Sequence[tuple[float, str, str]], gap: float) -> list[tuple[flo
         top = min(y, top - gap, 100.0)
         lowered.append((top, text, colour))
     return lowered
-
-
-def plain(text: str, limit: int = 24) -> str:
-    """Return a short label of characters that the drawing's font has; others become a replacement mark."""
-    label = ""
-    for character in text[:limit]:
-        drawable = character.isprintable() and ord(character) < 0x250
-        label += character if drawable else "\N{REPLACEMENT CHARACTER}"
-    return label + "…" if len(text) > limit else label
-
-
-def inline(document: str, name: str, title: str) -> Markup:
-    """Return an SVG document as an HTML element: unique identifiers, no prologue, no metadata."""
-    body = document[document.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
-    # Only inside tags: a label may contain the same characters.
-    body = re.sub(r"<[^>]*>", lambda tag: _DECIMALS.sub(r"\1", _TAG.sub(rf"\1{name}-", tag[0])), body)
-    body = re.sub(r"\n\s*", "\n", body)
-    _, box, rest = re.split(r'viewBox="([^"]*)"[^>]*>', body, maxsplit=1)
-    head = (
-        f'<svg class="chart" viewBox="{box}" role="img" aria-labelledby="{name}-title" '
-        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
-        f'<title id="{name}-title">{escape(visible(title))}</title>'
-    )
-    return Markup(head + rest.strip())  # noqa: S704 - matplotlib escapes its text, the title is escaped here

@@ -8,23 +8,23 @@ Guarantees:
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-from ..curves.curve_figures import FORMATS, METADATA
-from .figures import COLOURS, MUTED, SETTINGS, STYLES, plain
+from .paper import FORMATS, PAPER, file_bytes
+from .svg import COLOURS, MUTED, STYLES, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["Line", "epsilon_figure", "trade_off_figure"]
 
-_PRINT: Any = {"svg.fonttype": "path", "pdf.fonttype": 42}
-_SIZE = (4.6, 3.4)
+_WIDTH, _HEIGHT = 4.6, 3.4
+"""Inches of a figure without its legend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def epsilon_figure(lines: Sequence[Line], delta: float) -> dict[str, bytes]:
         axes.set(xlabel="δ", ylabel="ε (upper bound)")
         axes.grid(axis="both")
 
-    return {suffix: _drawn(draw, suffix, len(lines) + 1) for suffix in FORMATS}
+    return _files(draw, len(lines) + 1)
 
 
 def trade_off_figure(lines: Sequence[Line]) -> dict[str, bytes]:
@@ -86,7 +86,7 @@ def trade_off_figure(lines: Sequence[Line]) -> dict[str, bytes]:
         axes.set(xlabel="Type I error α", ylabel="Type II error β (lower bound)")
         axes.grid(axis="both")
 
-    return {suffix: _drawn(draw, suffix, len(lines) + 1) for suffix in FORMATS}
+    return _files(draw, len(lines) + 1)
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -95,19 +95,14 @@ def _style(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % 5], "linestyle": STYLES[number % 5], "linewidth": width}
 
 
-def _drawn(draw: Callable[[Axes], None], suffix: str, entries: int) -> bytes:
-    """Return one figure; its height grows with the entries of its legend."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def _files(draw: Callable[[Axes], None], entries: int) -> dict[str, bytes]:
+    """Return one figure's files by suffix; its height grows with the entries of its legend."""
 
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({**SETTINGS, **_PRINT}):
-        figure = Figure(figsize=(_SIZE[0], _SIZE[1] + 0.09 * entries), layout="constrained")
-        FigureCanvasAgg(figure)
+    def on_figure(figure: Figure) -> None:
         axes = figure.add_subplot()
         draw(axes)
         axes.set_axisbelow(True)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7.5, handlelength=2.8)
-        figure.savefig(buffer, format=suffix, dpi=300, metadata=METADATA[suffix])
-    return buffer.getvalue()
+
+    size = (_WIDTH, _HEIGHT + 0.09 * entries)
+    return {suffix: file_bytes(on_figure, size, PAPER, suffix) for suffix in FORMATS}

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from fdaudit.types import Figure
 
 from ..text import amount, p_value
+from .rule import significant
 
 __all__ = ["LOOK", "RATE_STRONG", "RULE", "identified", "identifies", "rates"]
 
@@ -48,7 +49,7 @@ def identified(figures: Sequence[Figure], level: float) -> str:
     """
     for figure in rates(figures):
         chance = _chance(figures, figure)
-        if _significant(figure, level) and (figure.value or 0.0) > chance:
+        if significant(figure, level) and (figure.value or 0.0) > chance:
             share, by_chance = amount(figure.value or 0.0, "fraction"), amount(chance, "fraction")
             return (
                 f"{share} of {figure.n} {_NAMES[figure.name]} are picked out of their galleries, by chance "
@@ -62,14 +63,9 @@ def identifies(figures: Sequence[Figure], level: float) -> bool:
     for figure in rates(figures):
         many = (figure.value or 0.0) >= RATE_STRONG
         far_beyond = (figure.low or 0.0) > CHANCE_MARGIN * _chance(figures, figure)
-        if many and far_beyond and _significant(figure, level):
+        if many and far_beyond and significant(figure, level):
             return True
     return False
-
-
-def _significant(figure: Figure, level: float) -> bool:
-    """Return whether chance alone would rarely do as well."""
-    return figure.p is not None and figure.p <= level
 
 
 def _chance(figures: Sequence[Figure], rate: Figure) -> float:

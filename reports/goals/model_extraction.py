@@ -6,7 +6,7 @@ from fdaudit.goals.model_extraction import GOAL
 from fdaudit.result import Cell, Remedy
 
 from ..text import measure
-from .rule import Rule, RuleInput, against_guessing, bounded, by_name, surely, unlikely
+from .rule import Rule, RuleInput, against_guessing, bounded, by_name, significant, surely, value_of
 
 __all__ = ["HELD", "RULE", "holds_model"]
 
@@ -27,15 +27,15 @@ def holds_model(cell: Cell) -> bool:
 
 def _signal(evidence: RuleInput) -> str:
     gain = by_name(evidence.figures, "agreement_gain")
-    if gain is None or gain.p is None or (gain.value or 0.0) <= 0 or not unlikely(gain, evidence):
+    if gain is None or (gain.value or 0.0) <= 0 or not significant(gain, evidence.level):
         return ""
     above = measure(gain, gain.value or 0.0)
     return f"the copy agrees with the model {above} more than the baseline does{against_guessing(gain, evidence)}"
 
 
 def _strong(evidence: RuleInput) -> bool:
-    agreement = by_name(evidence.figures, "agreement")
-    return agreement is not None and (agreement.value or 0.0) >= AGREEMENT_STRONG
+    agreement = value_of(evidence.figures, "agreement")
+    return agreement is not None and agreement >= AGREEMENT_STRONG
 
 
 RULE = Rule(

@@ -20,7 +20,8 @@ from .rule import (
     bounded,
     by_name,
     lower_end,
-    unlikely,
+    significant,
+    tested,
     value_of,
 )
 
@@ -76,14 +77,15 @@ def _closer(gain: Figure) -> bool:
 
 def _classes_signal(evidence: RuleInput) -> str:
     """Return a clause that withheld classes were shown, which no guess without the view does better than chance."""
-    by_kind = {n: by_name(evidence.figures, f"evaluator_{n}") for n in ("accuracy", "chance", "prior")}
-    accuracy, chance = by_kind["accuracy"], by_kind["chance"]
-    if accuracy is None or accuracy.p is None or chance is None or not unlikely(accuracy, evidence):
+    accuracy = by_name(evidence.figures, "evaluator_accuracy")
+    chance = value_of(evidence.figures, "evaluator_chance")
+    if accuracy is None or chance is None or not significant(accuracy, evidence.level):
         return ""
-    bound = max(f.value or 0.0 for f in by_kind.values() if f is not None and f is not accuracy)
-    if (accuracy.value or 0.0) <= bound:
+    prior = value_of(evidence.figures, "evaluator_prior") or 0.0
+    right = accuracy.value or 0.0
+    if right <= max(chance, prior):
         return ""
-    share, by_chance = (amount(f.value or 0.0, "fraction") for f in (accuracy, chance))
+    share, by_chance = amount(right, "fraction"), amount(chance, "fraction")
     return (
         "the attack shows what classes look like of which it was given no record: an independent network recognises "
         f"{share} of its guesses, and {by_chance} by chance{against_guessing(accuracy, evidence)}"
@@ -96,8 +98,7 @@ def _certain(evidence: RuleInput) -> bool:
 
 
 def _telling(evidence: RuleInput) -> bool:
-    accuracy = by_name(evidence.figures, "evaluator_accuracy")
-    return bounded("psnr_gain")(evidence) or (accuracy is not None and accuracy.p is not None)
+    return bounded("psnr_gain")(evidence) or tested("evaluator_accuracy")(evidence)
 
 
 def _strong(evidence: RuleInput) -> bool:

@@ -7,7 +7,7 @@ from fdaudit.result import Remedy
 
 from ..text import amount
 from .remedy import HIDE_CLIENTS
-from .rule import Rule, RuleInput, against_guessing, by_name, surely, unlikely, value_of
+from .rule import Rule, RuleInput, against_guessing, by_name, significant, surely, tested, value_of
 
 __all__ = ["RULE"]
 
@@ -34,7 +34,7 @@ def _signal(evidence: RuleInput) -> str:
     )
     if right >= CELLS_CLEAR and gain.value >= CELLS_GAP:
         return clause
-    if gain.p is None or gain.value < GAIN_LEAST or not unlikely(gain, evidence):
+    if gain.value < GAIN_LEAST or not significant(gain, evidence.level):
         return ""
     return f"{clause}; of other rows of the same classes the same guess shows fewer{against_guessing(gain, evidence)}"
 
@@ -42,11 +42,6 @@ def _signal(evidence: RuleInput) -> str:
 def _strong(evidence: RuleInput) -> bool:
     right, gain = (value_of(evidence.figures, name) for name in ("cells_right", "cells_gain"))
     return right is not None and gain is not None and 1 - right <= (1 - (right - gain)) / 2
-
-
-def _telling(evidence: RuleInput) -> bool:
-    gain = by_name(evidence.figures, "cells_gain")
-    return gain is not None and gain.p is not None
 
 
 RULE = Rule(
@@ -59,7 +54,7 @@ RULE = Rule(
     signal=_signal,
     strong=_strong,
     certain=surely("cells_right", CELLS_CERTAIN),
-    telling=_telling,
+    telling=tested("cells_gain"),
     text="More cells are recovered than the most common auxiliary values give, and more than the same guess "
     "recovers of other rows of the same classes, significantly after correction and by "
     f"{GAIN_LEAST:.0%} or more. Or the cells recovered reach "

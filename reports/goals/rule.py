@@ -34,10 +34,11 @@ __all__ = [
     "decided_by",
     "framed",
     "lower_end",
+    "significant",
     "single_rates",
     "surely",
+    "tested",
     "true_positive_rates",
-    "unlikely",
     "value_of",
     "worth",
 ]
@@ -98,10 +99,6 @@ class PublicRounding:
         return next((step for step in self.steps if step * n >= self.turn), None)
 
 
-def _none(evidence: RuleInput, figure: Figure) -> str | None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """The rule for the cells of one goal: when they show a leak, the words for it, and the remedies.
@@ -122,7 +119,8 @@ class Rule:
         strong: whether evidence with a signal shows a grave one.
         certain: whether evidence of a grave leak leaves little doubt about any record; None if it never does.
         telling: whether evidence without a signal is informative.
-        decided_else: what decided in place of the deciding figure, in a clause; None if the figure itself would have.
+        decided_else: what decided in place of the deciding figure, in a clause, or None if the figure itself would
+            have; None if nothing else ever does.
         text: the rule in words, as the report prints it.
         tabled: the figure of the attack matrix; default: the deciding one.
         baseline: what the matrix shows beside it: `chance`, or the `prior`'s figure.
@@ -150,7 +148,7 @@ class Rule:
     strong: Callable[[RuleInput], bool]
     certain: Callable[[RuleInput], bool] | None = None
     telling: Callable[[RuleInput], bool]
-    decided_else: Callable[[RuleInput, Figure], str | None] = _none
+    decided_else: Callable[[RuleInput, Figure], str | None] | None = None
     text: str
     tabled: str = ""
     baseline: Literal["chance", "prior"] = "prior"
@@ -202,7 +200,7 @@ def decided_by(rule: Rule, evidence: RuleInput) -> str:
     chance = rule.chance
     if key is None or chance is None:
         return ""
-    clause = rule.decided_else(evidence, key)
+    clause = rule.decided_else and rule.decided_else(evidence, key)
     if clause is not None:
         return clause
     if key.p is not None and key.low is not None and key.high is not None and key.low <= chance <= key.high:
@@ -238,6 +236,16 @@ def bounded(name: str) -> Callable[[RuleInput], bool]:
     return telling
 
 
+def tested(name: str) -> Callable[[RuleInput], bool]:
+    """Return a rule's `telling`: whether a figure has a p-value."""
+
+    def telling(evidence: RuleInput) -> bool:
+        figure = by_name(evidence.figures, name)
+        return figure is not None and figure.p is not None
+
+    return telling
+
+
 def surely(name: str, bound: float) -> Callable[[RuleInput], bool]:
     """Return a rule's `certain`: whether the lower end of a figure's interval lies above a bound."""
     return lambda evidence: above(by_name(evidence.figures, name), bound)
@@ -253,12 +261,12 @@ def beats(figure: Figure, chance: float, bound: float, evidence: RuleInput) -> b
     """Return whether a figure is significantly above chance, or without a p-value its interval above `bound`."""
     if figure.p is None:
         return above(figure, bound)
-    return (figure.value or 0.0) > chance and unlikely(figure, evidence)
+    return (figure.value or 0.0) > chance and significant(figure, evidence.level)
 
 
-def unlikely(figure: Figure, evidence: RuleInput) -> bool:
-    """Return whether chance alone would rarely do as well; a figure without a p-value is judged by its interval."""
-    return figure.p is None or figure.p <= evidence.level
+def significant(figure: Figure, level: float) -> bool:
+    """Return whether a figure has a p-value, and chance alone would rarely do as well."""
+    return figure.p is not None and figure.p <= level
 
 
 def against_guessing(figure: Figure, evidence: RuleInput) -> str:

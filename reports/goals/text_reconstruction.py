@@ -7,7 +7,7 @@ from fdaudit.result import Remedy
 
 from ..text import amount
 from .remedy import HIDE_CLIENTS
-from .rule import Rule, RuleInput, against_guessing, by_name, surely, unlikely, value_of
+from .rule import Rule, RuleInput, against_guessing, by_name, significant, surely, tested, value_of
 
 __all__ = ["RULE"]
 
@@ -31,7 +31,7 @@ def _signal(evidence: RuleInput) -> str:
     if f1 >= TOKENS_CLEAR and f1 - prior >= TOKENS_GAP:
         return clause
     gain = by_name(evidence.figures, "token_gain")
-    if gain is None or gain.p is None or (gain.value or 0.0) <= 0 or not unlikely(gain, evidence):
+    if gain is None or (gain.value or 0.0) <= 0 or not significant(gain, evidence.level):
         return ""
     return f"{clause}; on other texts of the same classes the same guess does worse{against_guessing(gain, evidence)}"
 
@@ -39,11 +39,6 @@ def _signal(evidence: RuleInput) -> str:
 def _strong(evidence: RuleInput) -> bool:
     f1, prior = value_of(evidence.figures, "token_f1"), value_of(evidence.figures, "token_f1_prior")
     return f1 is not None and prior is not None and 1 - f1 <= (1 - prior) / 2
-
-
-def _telling(evidence: RuleInput) -> bool:
-    gain = by_name(evidence.figures, "token_gain")
-    return gain is not None and gain.p is not None
 
 
 RULE = Rule(
@@ -56,7 +51,7 @@ RULE = Rule(
     signal=_signal,
     strong=_strong,
     certain=surely("token_f1", F1_CERTAIN),
-    telling=_telling,
+    telling=tested("token_gain"),
     text="Distinct words recovered fit the true texts better, by F1, than the most frequent auxiliary "
     "words do, and better than they fit as many other texts of the same classes, significantly after "
     f"correction. Or their F1 reaches {TOKENS_CLEAR:.0%} and stands {TOKENS_GAP:.0%} above the prior's. It is "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fdaudit.result import Cell, Family, Image, Result
+from fdaudit.result import Cell, Image, Result
 from fdaudit.types import Figure
 
 from ..grouping import grouped
@@ -43,31 +43,20 @@ def corrections(result: Result) -> list[Correction]:
 
     A result without a family of tests has no re-flips. Each of its p-values is multiplied by their number.
     """
-    if result.family is not None:
-        by_cell, untested = _by_cell(result.family), Correction(tests=result.family.tests)
-        return [by_cell.get(cell.id, untested) for cell in result.cells]
-    tests = 0
-    for cell in result.tests:
-        for _, figures, _ in groups(cell):  # the worst victim's figures are its own again
-            tests += sum(figure.p is not None and not figure.name.endswith("_worst") for figure in figures)
-    return [Correction(tests=max(1, tests))] * len(result.cells)
-
-
-def groups(cell: Cell) -> Iterator[tuple[str | None, Sequence[Figure], Sequence[Image]]]:
-    """Yield the figures and images of all victims together (None), and of each."""
-    if cell.figures:
-        yield None, cell.figures, ()
-    for target in cell.targets:
-        yield target.target, target.figures, target.images or ()
-
-
-def _by_cell(family: Family) -> dict[str, Correction]:
-    """Return the correction of each cell of a family."""
+    family = result.family
+    if family is None:
+        tests = 0
+        for cell in result.tests:
+            for _, figures, _ in groups(cell):  # the worst victim's figures are its own again
+                tests += sum(
+                    figure.p is not None and not figure.name.endswith("_worst") for figure in figures
+                )
+        return [Correction(tests=max(1, tests))] * len(result.cells)
     # Whether any AUC would have been significant: equal scores have 0.5 whatever the coins are.
     reached = any(row.figure == "auc" and (row.floor or 0.0) > 0.5 for row in family.adjusted)
     coins = 0 if family.by_coins is None else family.by_coins.coins
     by_cell = {}
-    for cell, own in grouped(family.adjusted, lambda row: row.cell).items():
+    for cell_id, own in grouped(family.adjusted, lambda row: row.cell).items():
         adjusted: dict[str | None, dict[str, float]] = {}
         floors: dict[str | None, float | None] = {}
         for row in own:
@@ -77,12 +66,20 @@ def _by_cell(family: Family) -> dict[str, Correction]:
         floor = floors.get(None)
         alone = [least for target, least in floors.items() if target is not None and least is not None]
         none_here = floor is None and not alone
-        too_few = coins if floors and (none_here or not reached) else 0
-        by_cell[cell] = Correction(
+        by_cell[cell_id] = Correction(
             adjusted=adjusted,
             tests=family.tests,
             floor=floor,
             floor_one_victim=max(alone, default=None),
-            too_few=too_few,
+            too_few=coins if floors and (none_here or not reached) else 0,
         )
-    return by_cell
+    untested = Correction(tests=family.tests)
+    return [by_cell.get(cell.id, untested) for cell in result.cells]
+
+
+def groups(cell: Cell) -> Iterator[tuple[str | None, Sequence[Figure], Sequence[Image]]]:
+    """Yield the figures and images of all victims together (None), and of each."""
+    if cell.figures:
+        yield None, cell.figures, ()
+    for target in cell.targets:
+        yield target.target, target.figures, target.images or ()

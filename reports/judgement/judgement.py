@@ -67,22 +67,30 @@ def read_judged(value: Mapping[str, Any]) -> Result:
 
 
 def judgement_of(result: Result, findings: Sequence[Finding]) -> Judgement:
-    """Return the judgement that follows from the findings of a result's cells."""
+    """Return the judgement that follows from the findings of a result's cells.
+
+    Its level is the gravest; without a leak, "not tested" if a part of some view was not.
+    """
     all_standings = standings(result, findings)
+    cells = []
+    for finding in findings:
+        own = {name: getattr(finding, name) for name in _SAME}
+        own["decided_by"] = dict(finding.decided_by)
+        if finding.worst is not None:
+            own["worst"] = finding.worst.target
+        cells.append(JudgedCell(cell=finding.cell.id, **own))
+    level: Level = "inconclusive"
+    top = strongest(findings)
+    if top is not None and not top.untried and top.level != "failed":
+        level = top.level
+        if level == "none-seen" and any(s.level == "not-tested" for s in all_standings):
+            level = "not-tested"
     return Judgement(
         version=_version(),
-        level=_headline(findings, all_standings),
-        cells=tuple(map(_judged_cell, findings)),
+        level=level,
+        cells=tuple(cells),
         views=tuple(_view(result, standing, all_standings) for standing in all_standings),
     )
-
-
-def _judged_cell(finding: Finding) -> JudgedCell:
-    own = {name: getattr(finding, name) for name in _SAME}
-    own["decided_by"] = dict(finding.decided_by)
-    if finding.worst is not None:
-        own["worst"] = finding.worst.target
-    return JudgedCell(cell=finding.cell.id, **own)
 
 
 def findings_of(result: Result) -> tuple[Finding, ...]:
@@ -137,16 +145,6 @@ def judgement_in(result: Result) -> Judgement:
     if result.judgement is not None:
         return result.judgement
     return judgement_of(result, judge_all(result))
-
-
-def _headline(findings: Sequence[Finding], all_standings: Sequence[Standing]) -> Level:
-    """Return the gravest level; without a leak, "not tested" if a part of some view was not."""
-    top = strongest(findings)
-    if top is None or top.untried or top.level == "failed":
-        return "inconclusive"
-    if top.level == "none-seen" and any(s.level == "not-tested" for s in all_standings):
-        return "not-tested"
-    return top.level
 
 
 def _view(result: Result, standing: Standing, all_standings: Sequence[Standing]) -> JudgedView:

@@ -132,7 +132,7 @@ def remedy(result: Result, finding: Finding) -> Remedy:
     chosen, behind = RULES[goal].general, list(source.kinds)
     if ways:
         chosen = REMEDIES[goal, ways[0]]
-        behind = [kind for kind in source.kinds if kind in _kinds(ways[0])] or behind
+        behind = [kind for kind in source.kinds if ways[0] in _ways(kind)] or behind
     names = joined(f"`{clip(kind, 60)}`" for kind in behind) or "its messages"
     do, why = chosen.do.replace("{kinds}", names), chosen.why.replace("{kinds}", names)
     if "a stated ε" in chosen.do:
@@ -157,10 +157,9 @@ def without_epsilon(result: Result) -> list[str]:
     return [kind for kind, entry in KINDS.items() if kind in bare and (entry.direct or kind in of_records)]
 
 
-def _kinds(way: str) -> tuple[str, ...]:
-    """Return the kinds of messages that can take a way."""
-    kinds = []
-    for kind, entry in KINDS.items():
-        if way in (entry.way, _FROM_SERVER.get(entry.way or "")):
-            kinds.append(kind)
-    return tuple(kinds)
+def _ways(kind: str) -> tuple[str, ...]:
+    """Return the ways that messages of a kind can take, from clients and from the server."""
+    way = KINDS[kind].way if kind in KINDS else None
+    if way is None:
+        return ()
+    return way, _FROM_SERVER.get(way, "")

@@ -120,11 +120,17 @@ def _alone(tried: TriedRemedy) -> str:
 def effects_on(
     result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequence[str]
 ) -> list[tuple[TriedRemedy, Effect]]:
-    """Return each trial of a remedy that changed a finding, with the effect that leaves most to learn."""
+    """Return each trial of a remedy on all goals of a finding, with the effect that leaves most to learn.
+
+    Of equal effects it is that on the adversary that is named first.
+    """
     trials = []
     for tried in result.remedies:
-        gravest = _gravest(tried, adversaries, goals)
-        if tried.name in (*what.tries, TOGETHER) and gravest is not None:
+        if tried.name not in (*what.tries, TOGETHER):
+            continue
+        effects = [one for one in tried.effects if one.adversary in adversaries and one.goal in goals]
+        if effects and {one.goal for one in effects} == set(goals):
+            gravest = min(effects, key=lambda on: (_left(on), adversaries.index(on.adversary)))
             trials.append((tried, gravest))
     return trials
 
@@ -169,17 +175,6 @@ def _inside(name: str) -> str:
     return name[:1].lower() + name[1:]
 
 
-def _gravest(tried: TriedRemedy, adversaries: Sequence[str], goals: Sequence[str]) -> Effect | None:
-    """Return a remedy's effect on a finding where it leaves most to learn; None if it was not run for all its goals.
-
-    Of equals it is that on the adversary that is named first.
-    """
-    effects = [one for one in tried.effects if one.adversary in adversaries and one.goal in goals]
-    if {one.goal for one in effects} != set(goals):
-        return None
-    return min(effects, key=lambda on: (_left(on), adversaries.index(on.adversary)), default=None)
-
-
 def _left(on: Effect) -> int:
     if not on.settled and on.level not in ("leak", "not-applicable"):
         return 0
@@ -194,7 +189,11 @@ def effect_words(on: Effect) -> str:
 
 def _before_and_after(on: Effect) -> str:
     """Return the deciding figure of the attack that found the leak, before and after, in a clause."""
-    name, before = _name(on), _value(on.before)
+    name, before = on.goal.replace("-", " "), _value(on.before)
+    if on.before is not None and on.before.name == "auc":
+        name = "AUC"
+    elif on.before is not None:
+        name = _inside(label(on.before.name))
     if on.same_attack:
         return f"{name} {before} to {_value(on.after)} ({_level(on)})"
     if on.level == "not-applicable":
@@ -229,14 +228,6 @@ def _why_silent(on: Effect) -> str:
     step = 10 if on.needed < 120 else 60  # in tens of seconds, or from two minutes on in minutes
     needed = in_words(step * math.ceil(on.needed / step))
     return f"had no time (a budget of {needed} for this remedy holds it)"
-
-
-def _name(on: Effect) -> str:
-    if on.before is None:
-        return on.goal.replace("-", " ")
-    if on.before.name == "auc":
-        return "AUC"
-    return _inside(label(on.before.name))
 
 
 def _stated(on: Effect) -> str:

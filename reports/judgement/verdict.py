@@ -210,8 +210,7 @@ def judge(
 def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
     """Return the finding of a cell that ran, with its level, reason and cautions."""
     cell = finding.cell
-    controls = cell.controls or Controls()
-    positive, negative, power = controls.positive, controls.negative, controls.power
+    negative = cell.controls.negative if cell.controls else None
     if negative is not None and not negative.passed:
         why = (
             "Its negative control failed: it finds a leak where there is none, so its figures prove nothing."
@@ -236,11 +235,22 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
         )
     if not any(rule.telling(e) for e in evidence):
         return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")
+    return _without_signal(finding, rule, correction)
+
+
+def _without_signal(finding: Finding, rule: Rule, correction: Correction) -> Finding:
+    """Return the finding of a cell in which nothing shows a leak: possible, not seen, or why it cannot be told."""
+    cell = finding.cell
+    controls = cell.controls or Controls()
+    positive, power = controls.positive, controls.power
     away, own = _corrected_away(cell, rule, correction)
-    least, rehearsed = _detectable(correction), tuple(_rehearsed(cell))
-    cautions = (f"In this run it {least}.", *rehearsed) if least else rehearsed
+    rehearsed = tuple(_rehearsed(cell))
+    cautions, least = rehearsed, ""
+    if correction.floor is not None and correction.floor > 0.5:
+        least = detectable(correction.floor, correction.floor_one_victim)
+        cautions = (f"In this run it {least}.", *rehearsed)
+    blind = correction.too_few > 0
     if own:
-        blind = correction.too_few > 0
         return replace(finding, level="possible", because=away, cautions=cautions, blind=blind)
     clause = away or "It found nothing."
     if positive is None:
@@ -252,7 +262,7 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
             "In a rehearsal of this run with known coins it finds nothing either: it has no power here."
         )
         return replace(finding, because=f"{clause} {powerless}")
-    if correction.too_few:
+    if blind:
         few = f"Only {correction.too_few} coins decided who is a member: no AUC would be significant in this run."
         return replace(finding, because=f"{clause} {few}", blind=True)
     nothing = "Nothing lies above chance or the prior, and the attack's positive control passed."
@@ -320,13 +330,6 @@ def _corrected_away(cell: Cell, rule: Rule, correction: Correction) -> tuple[str
         f"{corrected(after, FAMILY_LEVEL, correction.tests)}."
     )
     return note, p * count <= FAMILY_LEVEL
-
-
-def _detectable(correction: Correction) -> str:
-    """Return a clause with the least AUC that would have been significant in this cell; empty if there is none."""
-    if correction.floor is None or correction.floor <= 0.5:
-        return ""
-    return detectable(correction.floor, correction.floor_one_victim)
 
 
 def _rehearsed(cell: Cell) -> Iterator[str]:

@@ -118,20 +118,15 @@ def _edpb(result: Result) -> Iterator[Item]:
         where=("exposure",),
     )
     generated = _ran(result, ("membership", "reconstruction"), "generator")
-    if generated:
-        provided: Provided = "in part"
-        what = f"Generators were held against training records by {_named(generated)}."
-        where = "cells"
-    else:
-        provided = "no"
-        what = "No attack on a generator's output ran; classifiers put out no records."
-        where = "coverage"
-    yield Item(
-        document=EDPB,
-        asked="Regurgitation of training data",
-        provided=provided,
-        what=what,
-        where=(where,),
+    yield _if_any(
+        EDPB,
+        "Regurgitation of training data",
+        generated,
+        what=f"Generators were held against training records by {_named(generated)}.",
+        otherwise="No attack on a generator's output ran; classifiers put out no records.",
+        where=("cells",),
+        lack_in=("coverage",),
+        provided="in part",
     )
     yield _attacked(
         EDPB, "Model inversion and reconstruction", result, ("reconstruction", "text-reconstruction")
@@ -142,15 +137,20 @@ def _dp(result: Result) -> Iterator[Item]:
     finite = result.bounds
     bounded = joined(clip(e.adversary, 40) for e in finite)
     where = ("ledger",)
-    provided: Provided = "no"
-    what = "The result holds no ledger."
+    provided: Provided = "in part"
+    what = "No view has a finite ε that rests on noise; the ledger says why."
     if finite:
         provided = "yes"
         what = f"A finite ε with its δ for {bounded}; for every other view ∞, or nothing private in it."
-    elif result.ledger:
-        provided = "in part"
-        what = "No view has a finite ε that rests on noise; the ledger says why."
-    yield Item(document=DP, asked="Privacy parameters ε and δ", provided=provided, what=what, where=where)
+    yield _if_any(
+        DP,
+        "Privacy parameters ε and δ",
+        result.ledger,
+        what=what,
+        otherwise="The result holds no ledger.",
+        where=where,
+        provided=provided,
+    )
     headings = ("Unit of privacy", "Neighbouring data sets (relation)", "Composition", "Sampling")
     yield from _terms(DP, finite, headings)
     yield _tuning(DP, finite)
@@ -202,16 +202,19 @@ def _stated(document: Document, asked: str, values: Iterable[str]) -> Item:
 
 def _tuning(document: Document, finite: Sequence[LedgerEntry]) -> Item:
     stated = [line for e in finite for line in e.assumptions if line.startswith(_CHOSEN)]
-    provided: Provided = "no"
-    what = "No finite ε states one."
+    provided: Provided = "in part"
+    what = "A run is charged as it ran. That its settings were fixed without private data is an assumption."
     if stated:
         provided, what = "yes", clip(stated[0], 240)
-    elif finite:
-        provided = "in part"
-        what = (
-            "A run is charged as it ran. That its settings were fixed without private data is an assumption."
-        )
-    return Item(document=document, asked="Cost of tuning", provided=provided, what=what, where=("ledger",))
+    return _if_any(
+        document,
+        "Cost of tuning",
+        finite,
+        what=what,
+        otherwise="No finite ε states one.",
+        where=("ledger",),
+        provided=provided,
+    )
 
 
 def _dp_fy(result: Result) -> Iterator[Item]:
@@ -249,19 +252,18 @@ def _randomness(finite: Sequence[LedgerEntry]) -> Item:
     lines = []
     for entry in finite:
         lines += [line for line in entry.assumptions if _RANDOMNESS.search(line)]
-    provided: Provided = "no"
-    what = "No finite ε rests on noise."
+    provided: Provided = "in part"
+    what = "The mechanisms are named; the ledger says nothing of their randomness."
     if lines:
         provided, what = "yes", " ".join(clip(line, 240) for line in dict.fromkeys(lines))
-    elif finite:
-        provided = "in part"
-        what = "The mechanisms are named; the ledger says nothing of their randomness."
-    return Item(
-        document=DP,
-        asked="Source of randomness and arithmetic",
-        provided=provided,
+    return _if_any(
+        DP,
+        "Source of randomness and arithmetic",
+        finite,
         what=what,
+        otherwise="No finite ε rests on noise.",
         where=("ledger",),
+        provided=provided,
     )
 
 
@@ -298,13 +300,16 @@ def _aml(result: Result) -> Iterator[Item]:
     yield _attacked(AML, "Data reconstruction", result, ("reconstruction", "text-reconstruction"))
     yield _attacked(AML, "Membership inference", result, ("membership",))
     yield _attacked(AML, "Model extraction", result, ("model-extraction",))
-    if _ran(result, ("label-distribution",)):
-        provided: Provided = "in part"
-        what = "Class shares of clients only; other properties are not in scope."
-        where: tuple[str, ...] = ("cells", "coverage")
-    else:
-        provided, what, where = "no", "Not in scope.", ("coverage",)
-    yield Item(document=AML, asked="Property inference", provided=provided, what=what, where=where)
+    yield _if_any(
+        AML,
+        "Property inference",
+        _ran(result, ("label-distribution",)),
+        what="Class shares of clients only; other properties are not in scope.",
+        otherwise="Not in scope.",
+        where=("cells", "coverage"),
+        lack_in=("coverage",),
+        provided="in part",
+    )
 
 
 def _iso(result: Result) -> Iterator[Item]:
@@ -353,16 +358,14 @@ def _iso(result: Result) -> Iterator[Item]:
 
 def _attacked(document: Document, asked: str, result: Result, goals: tuple[str, ...]) -> Item:
     ran = _ran(result, goals)
-    if ran:
-        return Item(
-            document=document, asked=asked, provided="yes", what=f"Tried by {_named(ran)}.", where=("cells",)
-        )
-    return Item(
-        document=document,
-        asked=asked,
-        provided="no",
-        what="No such attack applied, or none was asked for.",
-        where=("coverage",),
+    return _if_any(
+        document,
+        asked,
+        ran,
+        what=f"Tried by {_named(ran)}.",
+        otherwise="No such attack applied, or none was asked for.",
+        where=("cells",),
+        lack_in=("coverage",),
     )
 
 
@@ -374,11 +377,15 @@ def _if_any(
     what: str,
     otherwise: str,
     where: tuple[str, ...],
+    lack_in: tuple[str, ...] = (),
     provided: Provided = "yes",
 ) -> Item:
-    """Return an item that is provided if there is any `evidence`; `otherwise` says why there is none."""
+    """Return an item that is provided if there is any `evidence`.
+
+    `otherwise` says why there is none, and `lack_in` has the sections that show it, if not those of `where`.
+    """
     if not evidence:
-        provided, what = "no", otherwise
+        provided, what, where = "no", otherwise, lack_in or where
     return Item(document=document, asked=asked, provided=provided, what=what, where=where)
 
 

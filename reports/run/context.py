@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -13,25 +13,23 @@ from markupsafe import Markup
 
 from fdaudit.goals import GOALS
 from fdaudit.kinds import KINDS
-from fdaudit.result import Cell, Exposure, Image, Result, Target
-from fdaudit.tasks import TASKS
+from fdaudit.result import Cell, Exposure, Result
 from fdaudit.transcript.messages import role
-from fdaudit.types import Figure
 
 from ..drawings.class_bands import class_bands
 from ..drawings.diagram import diagram
-from ..drawings.figures import ForestRow, forest_chart, roc_chart, shares_chart, utility_chart
-from ..drawings.images import data_uri
+from ..drawings.figures import utility_chart
 from ..goals import RULES
-from ..goals.rule import by_name
 from ..grouping import grouped
 from ..judgement.correction import groups
 from ..judgement.judgement import findings_of
 from ..judgement.severity import SEVERITIES
 from ..judgement.tried import HOW_TO_TRY, effect_words, utility_words
 from ..judgement.verdict import LEVELS, Finding
-from ..text import amount, clip, detectable, joined, label, level_text, spans
+from ..run_figures import measure_of
+from ..text import amount, clip, detectable, joined, spans
 from .annex import annex
+from .cells import cell_view
 from .findings import lines
 from .front import released
 from .matrix import attack_matrix, grid
@@ -39,98 +37,9 @@ from .sign_off import SIGNATURES, Provenance, SignOff, Word, glossary, sign_off
 from .summary import Summary, summarise
 
 __all__ = [
-    "IMAGES_SHOWN",
-    "SHARES_SHOWN",
-    "VICTIMS_SHOWN",
-    "CellView",
     "ExposureRow",
-    "FigureRow",
-    "Picture",
-    "Release",
-    "SharesView",
-    "Victim",
     "build",
 ]
-
-IMAGES_SHOWN = 24
-"""Images shown of one victim: the first in the result's order, never chosen by quality."""
-
-VICTIMS_SHOWN = 3
-"""Number of victims of a cell whose images are shown: the worst, then the first in the result's order."""
-
-SHARES_SHOWN = 6
-"""Number of victims whose class shares are drawn: the worst, then the first in the result's order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FigureRow:
-    """One figure of a cell: all victims beside the worst one; `notes` are the numbers of its notes under the table."""
-
-    name: str
-    mean: Figure | None
-    worst: Figure | None
-    notes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """One image ready to show; the sources are data URIs."""
-
-    truth: str
-    guess: str
-    prior: str | None
-    image: Image
-
-
-@dataclass(frozen=True, kw_only=True)
-class Victim:
-    """One victim of a cell with its pictures; `left_out` counts hidden ones."""
-
-    target: Target
-    worst: bool
-    pictures: tuple[Picture, ...]
-    left_out: int
-
-    @property
-    def ranked(self) -> bool:
-        """Return whether a picture has a rank in a gallery."""
-        return any(p.image.rank is not None for p in self.pictures)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharesView:
-    """The class shares of one victim, drawn."""
-
-    target: str
-    worst: bool
-    chart: Markup
-
-
-@dataclass(frozen=True, kw_only=True)
-class CellView:
-    """One attack cell in the form of its section.
-
-    `notes` are those of its rows, each once; `also` holds the cells of other adversaries with the same result.
-    """
-
-    finding: Finding
-    rows: tuple[FigureRow, ...]
-    notes: tuple[str, ...]
-    victims: tuple[Victim, ...]
-    forest: Markup
-    forest_axis: str
-    roc: Markup
-    nonmembers: int | None
-    shares: tuple[SharesView, ...]
-    also: tuple[Finding, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Release:
-    """Destination of the model, and what the audit did not test about it."""
-
-    stated: str
-    caution: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,11 +74,12 @@ def build(
     summary = _with_room(summary, block, words)
     remedies = {f.remedy.do for f in summary.front.findings}
     with_result = [f for f in findings if f.cell.status == "run" or f.cell.targets]
-    cells = [_cell(f, directory, also) for f, *also in grouped(with_result, _attack_and_result).values()]
+    cells = [cell_view(f, directory, also) for f, *also in grouped(with_result, _attack_and_result).values()]
     tops = {f.strongest.number: f.strongest for f in summary.front.findings}
-    top_cells = {number: _cell(f, directory, (), "finding-") for number, f in tops.items()}
+    top_cells = {number: cell_view(f, directory, (), "finding-") for number, f in tops.items()}
     pictures = {c.finding.number: c.victims[0].pictures[0] for c in cells if c.victims}
     ids, ledger = {cell.id for cell in result.cells}, result.ledger or ()
+    stated, caution = _release(result)
     return {
         "result": result,
         "run": result.run,
@@ -180,7 +90,8 @@ def build(
         "signed_by": provenance.signed_by,
         "glossary": words,
         "rules": RULES,
-        "release": _release(result),
+        "release": stated,
+        "release_caution": caution,
         "matrix": attack_matrix(findings),
         "thumbnails": pictures,
         "shown": top_cells,
@@ -192,7 +103,6 @@ def build(
         "utility_changed": utility_words,
         "other_actions": [a for a in summary.actions if a.do not in remedies],
         "only_appendix": False,
-        "appendix": "",
         "appendix_file": "appendix.html",
         "main_file": "index.html",
         "places": {level: place for place, level in enumerate(LEVELS)},
@@ -210,7 +120,7 @@ def build(
         "ledger_assumptions": dict.fromkeys(chain.from_iterable(e.assumptions for e in ledger)),
         "ledger_warnings": dict.fromkeys(chain.from_iterable(e.warnings for e in ledger)),
         "utility_chart": _utility(result),
-        "utility_measure": _measured(result),
+        "utility_measure": measure_of(result),
         "utility_words": _utility_words(result),
         "tested": result.family,
         "detectable": _detectable(result),
@@ -259,15 +169,15 @@ _RELEASES = {
 }
 
 
-def _release(result: Result) -> Release:
-    """Return the spec's release, compared with the adversaries whose views were attacked."""
+def _release(result: Result) -> tuple[str, str]:
+    """Return the destination of the model, and what the audit did not test about it."""
     stated = result.run.release
     if stated is None:
-        return Release(stated="Not stated in the spec.", caution="Assume the model will be public.")
+        return "Not stated in the spec.", "Assume the model will be public."
     caution = ""
     if stated != "internal" and all(c.adversary != "world" for c in result.tests):
         caution = "No attack ran on what such a release shows to the world."
-    return Release(stated=_RELEASES[stated], caution=caution)
+    return _RELEASES[stated], caution
 
 
 def _confined(result: Result) -> list[str]:
@@ -312,28 +222,18 @@ _MARKS: Mapping[str, str] = {
 """The levels in the coverage table, in a word."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Warned:
-    """Something that a reader must know before the findings."""
-
-    head: str
-    text: str
-
-
-def _warnings(result: Result) -> Iterable[_Warned]:
-    """Yield what makes the figures of this run less than they seem."""
+def _warnings(result: Result) -> Iterator[tuple[str, str]]:
+    """Yield head and text of what makes the figures of this run less than they seem."""
     for warning in result.utility.warnings:
-        yield _Warned(head="The model learnt little.", text=clip(warning, 300))
+        yield "The model learnt little.", clip(warning, 300)
     rounds = result.run.rounds
     silent = []
     for silence in result.run.silences:
         party, silent_rounds = clip(silence.party, 60), silence.rounds
         silent.append(f"{party} in {len(silent_rounds)} of {rounds} ({spans(silent_rounds)})")
     if silent:
-        yield _Warned(
-            head="Not every client answered.",
-            text=f"Silent: {joined(silent)}. Rounds count from 0 and went on without what did not arrive.",
-        )
+        text = f"Silent: {joined(silent)}. Rounds count from 0 and went on without what did not arrive."
+        yield "Not every client answered.", text
 
 
 def _attack_and_result(finding: Finding) -> str:
@@ -352,128 +252,6 @@ def _outcome_row(finding: Finding) -> tuple[object, ...]:
     return cell.attack, cell.goal, cell.protocol, finding.level, finding.because
 
 
-def _cell(finding: Finding, directory: Path, also: Sequence[Finding], prefix: str = "") -> CellView:
-    """Return a cell's view; `prefix` keeps the identifiers of drawings apart that a page shows twice."""
-    cell, number = finding.cell, finding.number
-    worst_name, worst_figures = "", tuple[Figure, ...]()
-    if finding.worst is not None:
-        worst_name, worst_figures = finding.worst.target, finding.worst.figures
-    curves = [(target.target, target.roc) for target in cell.targets if target.roc is not None]
-    sizes = [curve.nonmembers for _, curve in curves if curve.nonmembers is not None]
-    title = f"{clip(cell.attack, 60)} by {clip(cell.adversary, 60)}"
-    axis, forest = _forest(finding, f"{prefix}forest{number}", title)
-    roc = Markup("")
-    if curves:
-        roc = roc_chart(curves, worst_name, f"{prefix}roc{number}", f"ROC of {title}")
-    rows, notes = _noted(_rows(cell.figures, worst_figures))
-    return CellView(
-        finding=finding,
-        rows=rows,
-        notes=notes,
-        victims=_victims(finding, directory),
-        forest=forest,
-        forest_axis=axis,
-        roc=roc,
-        nonmembers=min(sizes, default=None),
-        shares=_shares(finding, f"{prefix}shares{number}"),
-        also=tuple(also),
-    )
-
-
-def _shares(finding: Finding, name: str) -> tuple[SharesView, ...]:
-    """Return the first victims' class shares, the worst victim's first."""
-    views: list[SharesView] = []
-    for target in sorted(finding.cell.targets, key=lambda target: target is not finding.worst):
-        shares = target.shares
-        if shares is not None and len(views) < SHARES_SHOWN:
-            title = f"Class shares of {clip(target.target, 60)}: true, guessed, and the prior's"
-            chart = shares_chart(shares.truth, shares.guess, shares.prior, f"{name}-{len(views)}", title)
-            views.append(SharesView(target=target.target, worst=target is finding.worst, chart=chart))
-    return tuple(views)
-
-
-def _rows(summary: Sequence[Figure], worst: Sequence[Figure]) -> tuple[FigureRow, ...]:
-    """Return the mean's figures beside the worst victim's; `NAME_mean` and `NAME_worst` share the row of NAME."""
-    means = {f.name.removesuffix("_mean"): f for f in summary if not f.name.endswith("_worst")}
-    worsts = {f.name.removesuffix("_worst"): f for f in summary if f.name.endswith("_worst")}
-    worsts |= {f.name: f for f in worst}
-    names = dict.fromkeys([*means, *worsts])
-    missing = {name for name, figure in means.items() if figure.value is None}
-    for base in missing:
-        for derived in missing.intersection((f"{base}_prior", f"{base}_gain")):
-            del names[derived]  # its reason stands once, in the measure's own row
-    return tuple(FigureRow(name=name, mean=means.get(name), worst=worsts.get(name)) for name in names)
-
-
-def _noted(rows: Sequence[FigureRow]) -> tuple[tuple[FigureRow, ...], tuple[str, ...]]:
-    """Return the rows with the numbers of their notes, and the notes: what several rows say stands once."""
-    notes = dict[str, int]()
-    numbered = []
-    for row in rows:
-        clauses = dict.fromkeys(_clauses(row))
-        numbers = tuple(notes.setdefault(clause, len(notes) + 1) for clause in clauses)
-        numbered.append(replace(row, notes=numbers))
-    return tuple(numbered), tuple(notes)
-
-
-def _clauses(row: FigureRow) -> Iterable[str]:
-    """Yield the notes of a row: the method of its interval, what was counted, why there is no figure."""
-    for figure in (row.mean, row.worst):
-        if figure is None:
-            continue
-        if figure.value is None:
-            yield f"unavailable: {clip(figure.unavailable, 400).partition('. ')[0].rstrip('.')}"
-        elif figure is row.mean:
-            if method := level_text(figure):
-                yield method
-            yield from filter(None, clip(figure.note, 400).split("; "))
-
-
-def _victims(finding: Finding, directory: Path) -> tuple[Victim, ...]:
-    """Return the first victims with images, the worst first, the others in the result's order."""
-    victims = []
-    pictured = [target for target in finding.cell.targets if target.images]
-    for target in sorted(pictured, key=lambda t: t is not finding.worst)[:VICTIMS_SHOWN]:
-        pictures = []
-        for image in target.images[:IMAGES_SHOWN]:
-            truth, guess = data_uri(directory, image.truth), data_uri(directory, image.guess)
-            prior = None if image.prior is None else data_uri(directory, image.prior)
-            pictures.append(Picture(truth=truth, guess=guess, prior=prior, image=image))
-        worst, left_out = target is finding.worst, len(target.images) - len(pictures)
-        victims.append(Victim(target=target, worst=worst, pictures=tuple(pictures), left_out=left_out))
-    return tuple(victims)
-
-
-def _forest(finding: Finding, name: str, title: str) -> tuple[str, Markup]:
-    """Return the axis and drawing of the deciding figure (mean, victims, controls); empty if none has a value."""
-    rule = RULES.get(finding.cell.goal)
-    if rule is None:
-        return "", Markup("")
-    cell, controls = finding.cell, finding.cell.controls
-    series: list[tuple[str, str, Sequence[Figure]]] = [("All victims", "mean", cell.figures)]
-    for target in cell.targets:
-        who = f"{target.target} (worst)" if target is finding.worst else target.target
-        series.append((who, "victim", target.figures))
-    if controls and controls.power:
-        series.append(("Expected (rehearsal)", "control", controls.power.figures))
-    if controls and controls.positive:
-        series.append(("Positive control", "control", controls.positive.figures))
-    if controls and controls.negative:
-        series.append(("Negative control", "control", controls.negative.figures))
-    rows, unit = [], ""
-    for text, kind, figures in series:
-        figure = by_name(figures, rule.figure)
-        if figure is not None and figure.value is not None:
-            unit = figure.unit
-            rows.append(ForestRow(name=text, value=figure.value, low=figure.low, high=figure.high, role=kind))
-    if not rows:
-        return "", Markup("")
-    axis = label(rule.figure)
-    if unit and unit != "fraction":
-        axis += f" ({clip(unit, 12)})"
-    return axis, forest_chart(rows, rule.chance, axis, name, f"{axis} of {title}")
-
-
 def _deciding_intervals(cell: Cell) -> int:
     """Return how many intervals of a cell's figures decide its verdict."""
     rule, count = RULES.get(cell.goal), 0
@@ -490,13 +268,8 @@ def _deciding_intervals(cell: Cell) -> int:
 def _utility(result: Result) -> Markup:
     if not result.utility.curve:
         return Markup("")
-    title = f"Test {_measured(result)} by round, a line for each party"
+    title = f"Test {measure_of(result)} by round, a line for each party"
     return utility_chart(result.utility.curve, "utility", title)
-
-
-def _measured(result: Result) -> str:
-    """Return the measure of utility, by the run's task."""
-    return TASKS[result.run.task].labels.measure
 
 
 def _utility_words(result: Result) -> str:
@@ -514,7 +287,7 @@ def _utility_words(result: Result) -> str:
         elif values:
             low, high = amount(min(values), "fraction"), amount(max(values), "fraction")
             parts.append(f"{name}'s {len(values)} clients lie between {low} and {high}")
-    measure = _measured(result)
+    measure = measure_of(result)
     if not parts:
         return f"No final {measure} is on record."
     return f"At the end {joined(parts)} test {measure}."

@@ -57,6 +57,10 @@ def render_dpia(result: Result, provenance: Provenance) -> str:
         provenance: the day of the result.
     """
     shown = public(result)
+    kinds: dict[str, dict[str, None]] = {}
+    for row in shown.exposure:
+        for name in row.defenses:
+            kinds.setdefault(clip(name, 60), {})[clip(row.kind, 60)] = None
     return render(
         "dpia.html.j2",
         {
@@ -64,7 +68,7 @@ def render_dpia(result: Result, provenance: Provenance) -> str:
             "run": shown.run,
             "front": front(shown),
             "flows": tuple(_flows(shown)),
-            "defences": tuple(_defences(shown)),
+            "defences": [f"`{name}` on {joined(acted_on)}" for name, acted_on in kinds.items()],
             "final": tuple(f for f in shown.utility.final if f.figure.value is not None),
             "sign_off": sign_off(shown, provenance),
         },
@@ -85,13 +89,3 @@ def _flows(result: Result) -> Iterator[Flow]:
             private=any(row.private for row in same),
             defences=joined(dict.fromkeys(clip(name, 60) for name in defences)) or "none",
         )
-
-
-def _defences(result: Result) -> Iterator[str]:
-    """Yield the defences that were in place, each with the messages that it acted on."""
-    kinds: dict[str, dict[str, None]] = {}
-    for row in result.exposure:
-        for name in row.defenses:
-            kinds.setdefault(clip(name, 60), {})[clip(row.kind, 60)] = None
-    for name, acted_on in kinds.items():
-        yield f"`{name}` on {joined(acted_on)}"

@@ -20,9 +20,9 @@ from ..judgement.judgement import findings_of
 from ..judgement.severity import SEVERITIES
 from ..judgement.verdict import Finding
 from ..text import amount, clip, joined, only_if, party, sentence
+from ..twin import HOW_TO_MAKE
+from ..untried import not_tried
 from .findings import FrontFinding, by_severity, found_by, lines
-from .twin import HOW_TO_MAKE
-from .untried import not_tried
 
 __all__ = [
     "Front",
@@ -62,11 +62,13 @@ class Front:
         """Return the findings that one printed page has room for, the gravest first; always one if there is one."""
         room = _LINES - self.above - self.adversaries
         room -= max(lines("claims", *self.claims), lines("untested", *self.untested))
-        most = min(len(self.findings), _MOST)
-        count = most
-        while count > 1 and self._lines(count) > room:
+        count = min(len(self.findings), _MOST)
+        while count > 1:
+            needed = sum(finding.lines(self.said) for finding in self.findings[:count])
+            if needed + lines("notes", *self._grave(count)) <= room:
+                break
             count -= 1
-        return self.findings[: max(1, count)]
+        return self.findings[:count]
 
     @property
     def more(self) -> str:
@@ -80,11 +82,6 @@ class Front:
     def grave(self) -> tuple[str, ...]:
         """Return the high or worse findings that are not shown, a line each."""
         return self._grave(len(self.shown))
-
-    def _lines(self, shown: int) -> int:
-        """Return the lines of so many findings and of the words about those that are left out, beyond one."""
-        of_findings = sum(finding.lines(self.said) for finding in self.findings[:shown])
-        return of_findings + lines("notes", *self._grave(shown))
 
     def _grave(self, shown: int) -> tuple[str, ...]:
         return tuple(f.line for f in self.findings[shown:] if f.severity in SEVERITIES[:2])

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType
 
-from fdaudit.goals import GOALS
-from fdaudit.result import Budget, Level, Result, in_words
+from fdaudit.result import Level, Result
 
-from ..goals.model_extraction import HELD
 from ..grouping import grouped
-from ..judgement.inheritance import Standing, private_kinds
+from ..judgement.inheritance import private_kinds
 from ..judgement.judgement import findings_of, judgement_in, standings_of
-from ..judgement.remedies import ENCRYPT
 from ..judgement.severity import SEVERITIES
 from ..judgement.tried import Outcome
-from ..judgement.verdict import LEVELS, SETTLED, Finding, by_view, strongest
+from ..judgement.verdict import SETTLED, Finding, strongest
 from ..text import amount, clip, joined, only_if, party, plural, sentence
+from ..twin import TwinSummary, twin_summary
+from .actions import Action, actions, lacks_auxiliary, open_cells
 from .findings import FrontFinding, by_severity, lines
 from .front import Front, front
-from .twin import TwinSummary, twin_summary
+from .matrix import MatrixRow, matrix_of
 
-__all__ = [
-    "Action",
-    "MatrixEntry",
-    "MatrixRow",
-    "Reason",
-    "Summary",
-    "summarise",
-]
+__all__ = ["Reason", "Summary", "summarise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,53 +34,6 @@ class Reason:
     because: str = ""
     cautions: tuple[str, ...] = ()
     number: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Action:
-    """One thing to do and why."""
-
-    do: str
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class MatrixEntry:
-    """An adversary's result for one goal: its standing, and how many of its own attacks support it.
-
-    `note` says whose finding it is, or what a result without a leak leaves open.
-    """
-
-    goal: str
-    level: Level
-    finding: Finding | None
-    note: str = ""
-    conclusive: int = 0
-    tried: int = 0
-
-    @property
-    def words(self) -> str:
-        """Return the level in words; where nothing was tried on private messages, it says so."""
-        finding = self.finding
-        if finding is None:
-            return LEVELS[self.level]
-        if self.level == "partial" and finding.of_classes:
-            return "Partial: classes"
-        if self.level == "not-tested" and self.conclusive:
-            return "Tested in part"
-        if not finding.untried or self.level == "not-requested" or self.note == _NOTHING:
-            return LEVELS[self.level]
-        if self.note.endswith(_HELD):
-            return "Already held"
-        return "Not tested"
-
-
-@dataclass(frozen=True, kw_only=True)
-class MatrixRow:
-    """One adversary's entries, a goal each."""
-
-    adversary: str
-    entries: tuple[MatrixEntry, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,22 +97,19 @@ _OF_GRAVEST: Mapping[Outcome, str] = MappingProxyType(
 """What came of the gravest finding's remedies, where another action comes first."""
 _TWIN_HEAD = 3
 """Printed lines of the heading of the comparison with the honest twin, and of its table's."""
-_NOTHING = "Receives nothing private."
-_HELD = f"{HELD}."
-"""End of the reason why a model that an adversary holds is not copied."""
 
 
 def summarise(result: Result) -> Summary:
     """Return the first page of a result, from its judgement and its exposure; pure."""
     findings, level = findings_of(result), judgement_in(result).level
     front_page = front(result)
-    goals, matrix = _matrix(result, standings_of(result, findings), findings)
+    goals, matrix = matrix_of(result, standings_of(result, findings), findings)
     summary = Summary(
         level=level,
         headline=_headline(result, level, findings, front_page.findings),
         standing=_standing(result, findings),
         reasons=tuple(_reasons(result, findings))[:3],
-        actions=tuple(_actions(result, findings, front_page.findings)),
+        actions=tuple(actions(result, findings, front_page.findings)),
         goals=goals,
         matrix=matrix,
         front=front_page,
@@ -217,7 +158,7 @@ def _headline(
         why = "no attack was tried"
     elif untried:
         why = "no attack has an answer yet"
-    elif _lacks_auxiliary(result):
+    elif lacks_auxiliary(result):
         why = "attacks ran without controls, which need auxiliary records"
     return f"Nothing can be concluded: {why}.{besides}"
 
@@ -288,19 +229,14 @@ def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
                 text=f"{who}: {top.measured}", because=top.because, cautions=top.cautions, number=top.number
             )
     yield from _exposure_reasons(result)
-    open_cells = _open_cells(findings)
-    if open_cells:
-        stay = "stays" if len(open_cells) == 1 else "stay"
+    unsettled = open_cells(findings)
+    if unsettled:
+        stay = "stays" if len(unsettled) == 1 else "stay"
         tests = plural(len(findings), "test")
         yield Reason(
-            text=f"{len(open_cells)} of {tests} {stay} open: failed, or a control did.",
+            text=f"{len(unsettled)} of {tests} {stay} open: failed, or a control did.",
             because="An open test is neither a leak nor its absence.",
         )
-
-
-def _open_cells(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings of cells that failed, or whose controls did."""
-    return [f for f in findings if f.level in ("inconclusive", "failed")]
 
 
 def _contradictions(result: Result) -> Iterator[Reason]:
@@ -368,162 +304,3 @@ def _checked(result: Result, bounded: Collection[str]) -> str:
     if inconclusive:
         return "No attack here could have contradicted it."
     return ""
-
-
-def _matrix(
-    result: Result, all_standings: Sequence[Standing], findings: Sequence[Finding]
-) -> tuple[tuple[str, ...], tuple[MatrixRow, ...]]:
-    own_findings = by_view(findings)
-    # Images or texts, of which nothing was tried, are another kind of records than the run's: their goal is left out.
-    all_goals = {f.cell.goal for f in findings}
-    tried = {f.cell.goal for f in findings if not f.untried}
-    showing = [goal.name for goal in GOALS.values() if goal.shows and goal.name in all_goals]
-    left_out = set(showing).difference(tried.intersection(showing) or showing[:1])
-    rows: dict[str, list[MatrixEntry]] = {}
-    goals = dict[str, None]()
-    for standing in all_standings:
-        row = rows.setdefault(standing.adversary, [])
-        if standing.goal in left_out:
-            continue
-        goals[standing.goal] = None
-        own = own_findings.get((standing.adversary, standing.goal), [])
-        row.append(
-            MatrixEntry(
-                goal=standing.goal,
-                level=standing.level,
-                finding=standing.finding,
-                note=_note(result, standing, own),
-                conclusive=sum(f.level in SETTLED for f in own),
-                tried=sum(not f.untried for f in own),
-            )
-        )
-    matrix = [MatrixRow(adversary=name, entries=tuple(entries)) for name, entries in rows.items()]
-    return tuple(goals), tuple(matrix)
-
-
-def _in_part(standing: Standing, own: Sequence[Finding]) -> str:
-    """Return what the attacks that ran could have seen, and what was not tested; empty unless a part was tested."""
-    answers = [f for f in own if f.level in SETTLED]
-    if standing.level != "not-tested" or not answers:
-        return ""
-    clause = f"{plural(len(answers), 'attack')} found none"
-    for finding in answers:
-        if finding is standing.finding and finding.detectable:
-            clause += f"; the strongest {finding.detectable}"
-    return f"{clause}. {standing.untested}"
-
-
-def _note(result: Result, standing: Standing, own: Sequence[Finding]) -> str:
-    """Return whose finding an entry is, or what a result without a leak leaves open."""
-    if clause := _in_part(standing, own) or standing.inherited:
-        return clause
-    if standing.alone:
-        return f"{sentence(party(standing.alone))} alone has this leak too."
-    if standing.level == "inconclusive" and standing.finding is not None and not result.withheld:
-        if standing.finding.level == "inconclusive" and _lacks_auxiliary(result):
-            return "No auxiliary records were brought: nothing compares its figure with chance."
-        return f"{sentence(clip(standing.finding.because.rstrip('.'), 90))}."
-    if standing.level == "none-seen" and standing.finding is not None and standing.finding.detectable:
-        finding = standing.finding
-        return f"It {finding.detectable}. A smaller leak would be missed. {finding.rehearsed}".rstrip()
-    if standing.level != "not-applicable":
-        return ""
-    if not private_kinds(result, standing.adversary):
-        return _NOTHING
-    reasons = {f.cell.reason for f in own}
-    if len(reasons) != 1 or result.withheld or not any(reasons):
-        return "No attack here fits what it receives."
-    return f"{sentence(clip(reasons.pop(), 90))}."
-
-
-def _actions(
-    result: Result, findings: Sequence[Finding], front_findings: Sequence[FrontFinding]
-) -> Iterator[Action]:
-    """Yield what to do: gates and false claims first, then the remedies of the findings, then what is open."""
-    if result.failed_gates:
-        names = joined(clip(gate.name, 80) for gate in result.failed_gates)
-        yield Action(do="Hold the release: a gate of the spec failed.", why=f"Not met: {names}.")
-    fallen = [c.adversary for c in result.checks if c.verdict == "contradicted"]
-    if fallen:
-        yield Action(
-            do="Claim no ε: find out why attacks show more than the ledger allows.",
-            why=f"Contradicted for {joined(map(party, fallen))}.",
-        )
-    remedies = [finding.remedy for finding in sorted(front_findings, key=_most_useful_first)]
-    for do, why in dict.fromkeys((remedy.do, remedy.why) for remedy in remedies):
-        yield Action(do=do, why=why)
-    possible = sum(f.level == "possible" for f in findings)
-    if possible:
-        yield Action(
-            do=f"Repeat the {plural(possible, 'test')} of a possible leak on a run with more "
-            "candidates (`splits.candidates`).",
-            why="Significant alone, not among all tests of this run: chance and a leak are both open.",
-        )
-    open_cells = _open_cells(findings)
-    if _lacks_auxiliary(result) and any(f.level == "inconclusive" for f in open_cells):
-        inconclusive = sum(f.level == "inconclusive" for f in open_cells)
-        yield Action(
-            do="Import the record again, and bring auxiliary records: ones like the clients', which nobody trained on.",
-            why=f"Without them no attack has controls. So {plural(inconclusive, 'test')} stayed inconclusive.",
-        )
-        open_cells = [f for f in open_cells if f.level == "failed"]
-    if open_cells:
-        yield Action(do=_rerun(result, open_cells), why="Until then treat each as a possible leak.")
-    if result.unfinished is not None:
-        yield Action(
-            do="Wait for the final report. If the command was interrupted, call it again (`run` and `quickstart` with "
-            "`--resume`): it continues.",
-            why=f"Provisional: {result.unfinished.words}.",
-        )
-    elif result.run.recording is not None and all(f.untried for f in findings):
-        missing = [clip(rung.bring, 80) for rung in result.run.recording.ladder if not rung.there]
-        if missing:
-            yield Action(
-                do=f"Import the record again, and bring {missing[0]}.",
-                why="No attack could be tried. The table under Coverage says what else to bring.",
-            )
-    if result.budget is not None and result.budget.left_out:
-        yield Action(
-            do=_more_time(result.budget),
-            why=f"The time budget left out {joined(clip(one.attack, 60) for one in result.budget.left_out)}.",
-        )
-    if not front_findings:
-        yield Action(
-            do="Claim no more than was measured: these attacks, this profile, this data.",
-            why="Not finding a leak does not show that there is none. Only a mechanism with an ε bounds one.",
-        )
-
-
-def _most_useful_first(finding: FrontFinding) -> tuple[bool, bool, int]:
-    """Return the order of remedies; encryption comes late, since it changes nothing for those who take part."""
-    rank = ("worked", "untried", "stays", "useless").index(finding.outcome)
-    return finding.outcome == "useless", finding.remedy == ENCRYPT, rank
-
-
-def _more_time(budget: Budget) -> str:
-    """Return how long a budget must be that holds one more attack."""
-    needed = [one.needed for one in budget.left_out if one.needed is not None]
-    if not needed:
-        return "Run the attacks again with a longer `--budget`."
-    return f"Run the attacks again with a `--budget` of {in_words(math.ceil(min(needed) / 60) * 60)} or more."
-
-
-def _lacks_auxiliary(result: Result) -> bool:
-    """Return whether a record was imported without auxiliary records, from which the controls of attacks are made."""
-    recording = result.run.recording
-    if recording is None:
-        return False
-    return any(rung.bring == "auxiliary records" and not rung.there for rung in recording.ladder)
-
-
-def _rerun(result: Result, open_cells: Sequence[Finding]) -> str:
-    """Return how to settle open tests: mend what failed, and spend more on the others."""
-    failed = sum(f.level == "failed" for f in open_cells)
-    parts = []
-    if failed:
-        parts.append(f"mend the {plural(failed, 'failed test')} (their errors are in the appendix)")
-    if inconclusive := len(open_cells) - failed:
-        wider = {"quick": "with `profile: standard`", "standard": "with `profile: full`"}
-        more = wider.get(result.run.profile, "with more records, or on another task")
-        parts.append(f"rerun the {plural(inconclusive, 'inconclusive test')} {more}")
-    return f"{sentence(joined(parts))}."

@@ -25,7 +25,7 @@ from fdaudit.attestation.check import verify_bundle
 from fdaudit.attestation.keys import public_key
 from fdaudit.audit.guesses import read_guesses, to_guesses
 from fdaudit.audit.red_team import export_view
-from fdaudit.audit.summary import utility_table
+from fdaudit.audit.utility.table import utility_table
 from fdaudit.data import load_dataset
 from fdaudit.errors import IntegrityError
 from fdaudit.importing.records import import_record

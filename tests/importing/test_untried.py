@@ -11,7 +11,7 @@ import pytest
 from fdaudit.deviations import REGISTRY
 from fdaudit.reports.public import public
 from fdaudit.reports.run.front import front
-from fdaudit.reports.run.untried import not_tried
+from fdaudit.reports.untried import not_tried
 
 import fdaudit
 from fdaudit.audit.run import Run

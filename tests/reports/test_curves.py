@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fdaudit.reports.curves.curve_figures import FORMATS, WIDTHS, Curve, _panel
+from fdaudit.reports.curves.curve_figures import WIDTHS, Curve, _panel
 from fdaudit.reports.curves.sweep_rows import MEASURES, SweepRow, SweepRun, front, points, row_of, spread_of
+from fdaudit.reports.drawings.paper import FORMATS
 from fdaudit.reports.goals.model_extraction import HELD
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

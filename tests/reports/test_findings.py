@@ -10,10 +10,11 @@ import pytest
 from fdaudit.reports.judgement.judgement import judgement_of
 from fdaudit.reports.judgement.remedies import ENCRYPT
 from fdaudit.reports.judgement.verdict import judge_all
+from fdaudit.reports.run.actions import Action, actions
 from fdaudit.reports.run.findings import FrontFinding
 from fdaudit.reports.run.front import front
 from fdaudit.reports.run.security import render_report
-from fdaudit.reports.run.summary import Action, _actions, summarise
+from fdaudit.reports.run.summary import summarise
 
 from fdaudit.result import Cell, Control, Controls, LedgerEntry, Remedy, Result, Unfinished
 from fdaudit.types import Figure
@@ -193,7 +194,7 @@ def test_the_first_action_serves_those_who_take_part_and_says_for_which_finding(
 
 
 def actions_for(found: Sequence[FrontFinding]) -> tuple[Action, ...]:
-    return tuple(_actions(result([]), [], found))
+    return tuple(actions(result([]), [], found))
 
 
 def test_an_effect_that_was_said_above_the_table_is_not_said_again() -> None:

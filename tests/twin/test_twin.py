@@ -13,7 +13,7 @@ from fdaudit.deviations.imprint import Imprint
 from fdaudit.reports.goals import RULES
 from fdaudit.reports.public import public
 from fdaudit.reports.run.summary import summarise
-from fdaudit.reports.run.twin import HOW_TO_MAKE, alarm_words, gain_words, twin_summary
+from fdaudit.reports.twin import HOW_TO_MAKE, alarm_words, gain_words, twin_summary
 
 import fdaudit.audit.pipeline
 from fdaudit import api

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fdaudit.result import Result, UntriedDeviation
 from fdaudit.types import Figure
 
-from ..text import clip, joined, label, with_interval
+from .text import clip, joined, label, with_interval
 
 __all__ = ["not_tried", "untried_lines"]
 

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from fdaudit.result import Gain, GainVerdict, Noticed, Result, Twin
 from fdaudit.types import Figure
 
-from ..judgement.verdict import EVERYONE, LEVELS
-from ..text import amount, clip, joined, label, party, plural, sentence, with_interval
+from .judgement.verdict import EVERYONE, LEVELS
+from .text import amount, clip, joined, label, party, plural, sentence, with_interval
 
 __all__ = ["GAINS", "HOW_TO_MAKE", "TwinRow", "TwinSummary", "alarm_words", "gain_words", "twin_summary"]
 
