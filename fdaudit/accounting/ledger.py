@@ -112,8 +112,8 @@ class Ledger:
 
     def _repr_html_(self) -> str:
         """Return the claim and its terms as a table for a notebook."""
-        shown = ("epsilon", "delta", "unit", "relation", "victim", "cause", "sampling")
-        rows: list[list[object]] = [[name, getattr(self, name)] for name in shown]
+        terms = ("epsilon", "delta", "unit", "relation", "victim", "cause", "sampling")
+        rows: list[list[object]] = [[name, getattr(self, name)] for name in terms]
         rows += [["assumes", line] for line in self.assumptions]
         rows += [["warning", line] for line in self.warnings]
         return html_table(("term", "value"), rows, f"ε of the view of {self.view}")
@@ -211,19 +211,23 @@ class Books:
         if self._departed:
             recorded = tuple(departed(recorded, self._departed))
         self._graph = MessageGraph((*recorded, *(o.message for o in oracles)))
-        self._recorded, self._oracles, self._fixed_sizes = recorded, tuple(oracles), frozenset(fixed_sizes)
+        self._recorded = recorded
+        self._oracles = tuple(oracles)
+        self._fixed_sizes = frozenset(fixed_sizes)
         self._parties, self._transport = tuple(parties), transport
-        self.choices, self.views = choices or PrivacySpec(), tuple(views)
+        self.choices = choices or PrivacySpec()
+        self.views = tuple(views)
         self._reveals = dict(reveals or {})
-        self._records, self._assumptions, self._pooled = records, tuple(assumptions), pooled
-        self._groups, self._notes = groups, tuple(notes)
+        self._records, self._groups, self._pooled = records, groups, pooled
+        self._assumptions, self._notes = tuple(assumptions), tuple(notes)
 
     @cached_property
     def relation(self) -> Relation:
         """Return the relation of this run's events: add-or-remove if some event is stated for that relation only."""
-        own = [e for e in self._mechanisms if e.unit == "record"]
-        removal = any(e.relation == "add-or-remove" for e in own)
-        return "add-or-remove" if removal else "replace-one"
+        for event in self._mechanisms:
+            if (event.unit, event.relation) == ("record", "add-or-remove"):
+                return "add-or-remove"
+        return "replace-one"
 
     @cached_property
     def _mechanisms(self) -> list[Mechanism]:
@@ -252,7 +256,7 @@ class Books:
             SpecError: no such party, or δ out of range.
         """
         entry = self._entry(view, delta, unit, relation, pld)
-        victims = self._victims(entry)
+        victims = self._victims(view)
         blank = Ledger(
             view=view,
             epsilon=0.0,
@@ -304,8 +308,9 @@ class Books:
         if len(clients) < 2:
             return tuple(rows)
         accounts = self.accounts(ledger.view, unit=ledger.unit, relation=ledger.relation)
-        victims = dearest(accounts, ledger.victim, ledger.delta)
-        others = [[client for client in clients if client != victim] for victim in victims]
+        others = list[list[str]]()
+        for victim in dearest(accounts, ledger.victim, ledger.delta):
+            others.append([client for client in clients if client != victim])
         every = self._against(ledger, "client", others, pld)
         if every.holds or len(clients) == 2:
             return (*rows, every)
@@ -341,12 +346,12 @@ class Books:
     @property
     def asking(self) -> dict[str, tuple[str, ...]]:
         """Return the parties by role, without clients and the world, of the roles that hold something."""
-        parties_by_role: dict[str, list[str]] = {}
+        asking: dict[str, tuple[str, ...]] = {}
         for party in self._parties:
-            parties_by_role.setdefault(role(party), []).append(party)
-        holding = dict.fromkeys(role(p) for p in self._parties if self._graph.held_by(p))
-        names = [name for name in holding if name not in ("client", "world")]
-        return {name: tuple(parties_by_role[name]) for name in names}
+            name = role(party)
+            if name not in ("client", "world") and self._graph.held_by(party):
+                asking[name] = tuple(p for p in self._parties if role(p) == name)
+        return asking
 
     def clients(self, view: str) -> tuple[str, ...]:
         """Return the clients that are no members of an adversary."""
@@ -365,7 +370,7 @@ class Books:
             SpecError: no such party.
         """
         entry = self._entry(view, 0.5, unit, relation, pld=False)  # ways of charging are the same at every δ
-        victims, assumed = self._victims(entry), self._assumed(entry)
+        victims = self._victims(view)
         charges, causes = dict[str, tuple[Charges, ...]](), dict[str, str]()
         if cause := self._beyond_messages(entry, unit):
             causes = dict.fromkeys(victims, cause)
@@ -375,15 +380,14 @@ class Books:
             causes = {victim: self._cause(leak, entry)["cause"] for victim, leak in leaks.items()}
             if cause := chosen(self._recorded, self._choosing, victims):
                 charges = {}
-                for victim in victims:
-                    causes.setdefault(victim, cause)
+                causes |= {victim: cause for victim in victims if victim not in causes}
         return Accounts(
             view=view,
             unit=unit,
             relation=entry.relation,
             charges=charges,
             causes=causes,
-            assumptions=assumed,
+            assumptions=self._assumed(entry),
         )
 
     def _entry(
@@ -408,9 +412,8 @@ class Books:
             pld=pld,
         )
 
-    def _victims(self, entry: EpsilonEntry) -> list[str]:
-        away = {*entry.members, *self._departed}
-        return [p for p in self._parties if role(p) == "client" and p not in away]
+    def _victims(self, view: str) -> list[str]:
+        return [client for client in self.clients(view) if client not in self._departed]
 
     def _seen(self, members: Collection[str]) -> list[int]:
         """Return the `seq` of messages, oracle answers and informative sizes that reach a view."""
@@ -437,17 +440,12 @@ class Books:
 
     def _cause(self, leak: Leak, entry: EpsilonEntry) -> dict[str, Any]:
         m = leak.message
-        reason = leak.reason
+        cause = f"{m.kind} of {m.sender} in round {m.round} (message {m.seq}): {leak.reason}"
         if revealed := self._reveals.get((m.kind, role(m.sender))):
-            reason = f"{reason}; {revealed}"
-        how = ""
+            cause += f"; {revealed}"
         if m.seq not in entry.seen:
-            how = ", which reaches the view through what was computed from it"
-        return {
-            "cause": f"{m.kind} of {m.sender} in round {m.round} (message {m.seq}): {reason}{how}",
-            "message": m.seq,
-            "kind": m.kind,
-        }
+            cause += ", which reaches the view through what was computed from it"
+        return {"cause": cause, "message": m.seq, "kind": m.kind}
 
     def warnings(self, delta: float, unit: Unit) -> tuple[str, ...]:
         """Return the reasons why a figure at this δ says less than it seems to."""
