@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from fdaudit.accounting.charges import Charges, charges_from_json, charges_to_json, signal_to_noise
@@ -78,14 +78,8 @@ def accounts_to_json(accounts: Accounts) -> dict[str, Any]:
     charges = {}
     for client, ways in accounts.charges.items():
         charges[client] = list(map(charges_to_json, ways))
-    return {
-        "view": accounts.view,
-        "unit": accounts.unit,
-        "relation": accounts.relation,
-        "charges": charges,
-        "causes": dict(accounts.causes),
-        "assumptions": list(accounts.assumptions),
-    }
+    causes, assumptions = dict(accounts.causes), list(accounts.assumptions)
+    return vars(accounts) | {"charges": charges, "causes": causes, "assumptions": assumptions}
 
 
 def accounts_from_json(value: object) -> Accounts:
@@ -94,7 +88,7 @@ def accounts_from_json(value: object) -> Accounts:
     Raises:
         IntegrityError: the value has other fields, or impossible ones.
     """
-    names = ("view", "unit", "relation", "charges", "causes", "assumptions")
+    names = [field.name for field in fields(Accounts)]
     if not isinstance(value, dict) or set(value) != set(names):
         raise IntegrityError([f"accounts do not have the fields {', '.join(names)}"])
     charges, causes, assumptions = value["charges"], value["causes"], value["assumptions"]
@@ -108,14 +102,7 @@ def accounts_from_json(value: object) -> Accounts:
         if not isinstance(ways, list) or not ways:
             raise IntegrityError(["accounts have a client without a way of charging"])
         ways_of[client] = tuple(map(charges_from_json, ways))
-    return Accounts(
-        view=value["view"],
-        unit=value["unit"],
-        relation=value["relation"],
-        charges=ways_of,
-        causes=causes,
-        assumptions=tuple(assumptions),
-    )
+    return Accounts(**value | {"charges": ways_of, "assumptions": tuple(assumptions)})
 
 
 def gdp(charges: Charges) -> float | None:

@@ -17,15 +17,7 @@ from fdaudit.accounting.charges import Charge, Charges, Drawn, Grouped, Selected
 from fdaudit.accounting.costs import ORDERS, Epsilon, curve, epsilon
 from fdaudit.accounting.draws import Draws, mechanisms, named, remembering, unfit_sums
 from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, State, Unchanged
-from fdaudit.events import (
-    DrawnGaussian,
-    EventUnit,
-    Gaussian,
-    NoGuarantee,
-    Relation,
-    Release,
-    SampledGaussian,
-)
+from fdaudit.events import DrawnGaussian, EventUnit, Gaussian, NoGuarantee, Relation, Release, SampledGaussian
 from fdaudit.result import Contribution
 from fdaudit.spec.privacy import TuningSpec
 from fdaudit.transcript.messages import DATA, SUM, Message, role

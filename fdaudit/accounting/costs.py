@@ -25,15 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.accounting.charges import (
-    Charge,
-    Charges,
-    Drawn,
-    Grouped,
-    Selected,
-    pure_each,
-    signal_to_noise,
-)
+from fdaudit.accounting.charges import Charge, Charges, Drawn, Grouped, Selected, pure_each, signal_to_noise
 from fdaudit.accounting.losses.composition import epsilon_by_losses
 from fdaudit.events import DiscreteGaussian, Gaussian, Laplace, SampledGaussian
 

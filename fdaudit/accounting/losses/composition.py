@@ -29,7 +29,7 @@ from fdaudit.accounting.losses.pairs import (
     grouped_losses,
     sampled_losses,
 )
-from fdaudit.accounting.losses.tails import FAR, Loss, tail
+from fdaudit.accounting.losses.tails import FAR, Losses, tail
 from fdaudit.events import DiscreteGaussian, Gaussian, Relation, SampledGaussian
 
 __all__ = [
@@ -230,9 +230,9 @@ def tail_epsilons(charges: Charges, deltas: NDArray[np.float64], coarser: float 
         coarser: factor by which the grid is widened.
     """
     grid, factors = _factors(charges, coarser)
-    sides = [[(Loss.of(one._pmf_remove), n) for one, n in factors]]
+    sides = [[(Losses.of(one._pmf_remove), n) for one, n in factors]]
     if not all(one._symmetric for one, _ in factors):
-        sides.append([(Loss.of(one._pmf_add), n) for one, n in factors])
+        sides.append([(Losses.of(one._pmf_add), n) for one, n in factors])
     epsilons = np.zeros(len(deltas))
     decades = np.floor(np.log10(deltas))
     for decade in np.unique(decades):
