@@ -111,9 +111,6 @@ def simulated_case(spec: Spec, secrets: Secrets) -> Case:
         needed=protocol.card.needs_public,
         labelled=protocol.card.needs_labels,
     )
-    initial_seed = None
-    if broadcasts(protocol):
-        initial_seed = networks.initial_seed(secrets.working_seed)
     resolved = spec.model_copy(update=execution.settings)
     case = Case(
         spec=resolved,
@@ -130,7 +127,7 @@ def simulated_case(spec: Spec, secrets: Secrets) -> Case:
         stand_in=(protocol, config),
         parties=parties,
         declared_messages=(),
-        initial_seed=initial_seed,
+        initial_seed=_broadcast_seed(protocol, networks, secrets.working_seed),
         defenses={},
         training={},
         attacks=attacks,
@@ -225,6 +222,11 @@ def _identity(
         code += deviations.REGISTRY.source(deviation.name)
     card = {"spec": spec.digest(), "seed": seed, "data": dataset.sha256(), "code": code}
     return digest_of(card, splits.to_dict(), *(tensor for tensor in public if tensor is not None))
+
+
+def _broadcast_seed(protocol: type[FederatedProtocol], networks: Networks, seed: int) -> int | None:
+    """Return the seed of the initial weights that the server broadcasts; None if each client has its own."""
+    return networks.initial_seed(seed) if broadcasts(protocol) else None
 
 
 def execution_of(spec: Spec, networks: Networks | None) -> Execution:
