@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from fdaudit.accounting.charges import Charges, charges_from_json, charges_to_json, signal_to_noise
@@ -68,9 +68,9 @@ def dearest(accounts: Accounts, victim: str, delta: float) -> list[str]:
         if kind not in costs:
             cost = min(epsilon(way, delta, pld=False).value for way in ways)
             costs[kind] = cost, client
-    (_, first), *rest = costs.values()
-    rest.sort(key=lambda one: -one[0])
-    return [first, *(client for _, client in rest[: _KINDS - 1])]
+    (_, first), *others = costs.values()
+    others.sort(key=lambda cost_and_client: -cost_and_client[0])
+    return [first, *(client for _, client in others[: _KINDS - 1])]
 
 
 def accounts_to_json(accounts: Accounts) -> dict[str, Any]:
@@ -78,14 +78,8 @@ def accounts_to_json(accounts: Accounts) -> dict[str, Any]:
     charges = {}
     for client, ways in accounts.charges.items():
         charges[client] = list(map(charges_to_json, ways))
-    return {
-        "view": accounts.view,
-        "unit": accounts.unit,
-        "relation": accounts.relation,
-        "charges": charges,
-        "causes": dict(accounts.causes),
-        "assumptions": list(accounts.assumptions),
-    }
+    causes, assumptions = dict(accounts.causes), list(accounts.assumptions)
+    return vars(accounts) | {"charges": charges, "causes": causes, "assumptions": assumptions}
 
 
 def accounts_from_json(value: object) -> Accounts:
@@ -94,27 +88,21 @@ def accounts_from_json(value: object) -> Accounts:
     Raises:
         IntegrityError: the value has other fields, or impossible ones.
     """
-    names = ("view", "unit", "relation", "charges", "causes", "assumptions")
+    names = [field.name for field in fields(Accounts)]
     if not isinstance(value, dict) or set(value) != set(names):
         raise IntegrityError([f"accounts do not have the fields {', '.join(names)}"])
     charges, causes, assumptions = value["charges"], value["causes"], value["assumptions"]
-    texts = [value["view"], *(causes.values() if isinstance(causes, dict) else [None]), *assumptions]
     is_stated = value["unit"] in get_args(Unit) and value["relation"] in get_args(Relation)
-    if not is_stated or not isinstance(charges, dict) or not all(isinstance(text, str) for text in texts):
+    are_mappings = isinstance(charges, dict) and isinstance(causes, dict)
+    texts = (value["view"], *causes.values(), *assumptions) if are_mappings else ()
+    if not is_stated or not texts or not all(isinstance(text, str) for text in texts):
         raise IntegrityError(["accounts state no unit, relation, charges and texts"])
-    if any(not isinstance(ways, list) or not ways for ways in charges.values()):
-        raise IntegrityError(["accounts have a client without a way of charging"])
     ways_of = {}
     for client, ways in charges.items():
+        if not isinstance(ways, list) or not ways:
+            raise IntegrityError(["accounts have a client without a way of charging"])
         ways_of[client] = tuple(map(charges_from_json, ways))
-    return Accounts(
-        view=value["view"],
-        unit=value["unit"],
-        relation=value["relation"],
-        charges=ways_of,
-        causes=causes,
-        assumptions=tuple(assumptions),
-    )
+    return Accounts(**value | {"charges": ways_of, "assumptions": tuple(assumptions)})
 
 
 def gdp(charges: Charges) -> float | None:

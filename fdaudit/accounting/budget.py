@@ -73,10 +73,11 @@ class _ByLedger:
             return True
         if epsilon(charges, self._delta, pld=False).value <= self._epsilon:
             return True
-        for more in (*_AHEAD, 1.0):
-            tried = Counter({part: math.ceil(n * more) for part, n in charges.items()})
-            if epsilon(tried, self._delta, coarse=more > 1).value <= self._epsilon:
-                self._fitting = [fitting for fitting in self._fitting if not fitting <= tried] + [tried]
+        for factor in (*_AHEAD, 1.0):
+            trial = Counter({part: math.ceil(n * factor) for part, n in charges.items()})
+            if epsilon(trial, self._delta, coarse=factor > 1).value <= self._epsilon:
+                self._fitting = [fitting for fitting in self._fitting if not fitting <= trial]
+                self._fitting.append(trial)
                 return True
         return False
 
@@ -120,7 +121,8 @@ class BudgetMeter:
         self._departure = DepartureRule(departing)
         self._recorded: list[Message] = []
         self._asks, self._unasked = False, ""
-        self._rule = (_ByLedger if fixed else _ByOrder)(epsilon, delta)
+        rule = _ByLedger if fixed else _ByOrder
+        self._rule = rule(epsilon, delta)
         self._spent = defaultdict[str, Counter[Charge]](Counter)
         self._round = defaultdict[str, Counter[Charge]](Counter)
         self._dearest, self._now = defaultdict[str, Counter[Charge]](Counter), 0
@@ -140,9 +142,10 @@ class BudgetMeter:
             SpecError: answers carry a client's data without a guarantee, or cost more than the budget.
         """
         for party, event in models.items():
+            stated: Release | NoGuarantee = NoGuarantee(reason="none")
             # Noise on answers does not hide a model that parties who depart made fail.
-            counts = event is not None and not self.departing
-            stated = self._stated(event) if event and counts else NoGuarantee(reason="none")
+            if event is not None and not self.departing:
+                stated = self._stated(event)
             if not isinstance(stated, NoGuarantee):
                 for client in self._clients:  # the model may have been trained on any of them
                     self._spent[client] += Counter[Charge](parts_of(stated))
@@ -164,7 +167,11 @@ class BudgetMeter:
         """
         counted = self._counted(message)
         bare, charged = self._flow(counted)
-        if bare and self._sees(counted):
+        overheard = EAVESDROPPER in self._members and any(r != counted.sender for r in counted.receivers)
+        # A party's model may reveal what it received.
+        may_be_asked = not self._asked.isdisjoint(counted.receivers)
+        seen = overheard or may_be_asked or any(p in self._members for p in counted.parties())
+        if bare and seen:
             problem = f"{counted.kind} of {counted.sender} carries data of {min(bare)} without a guarantee"
             remedy = "Defend or withhold it."
             if self.departing and isinstance(counted.event, NoGuarantee):
@@ -200,10 +207,10 @@ class BudgetMeter:
         """Return who departs, as the end of a clause; empty if nobody may."""
         if not self.departing:
             return ""
-        roles: dict[str, None] = {}
-        for name in map(role, self.departing):
-            roles["other clients" if name == "client" else f"the {name}"] = None
-        return f" if {' and '.join(roles)} may depart from the protocol"
+        names = list[str]()
+        for name in dict.fromkeys(map(role, self.departing)):
+            names.append("other clients" if name == "client" else f"the {name}")
+        return f" if {' and '.join(names)} may depart from the protocol"
 
     def _refusal(self, problem: str, remedy: str) -> SpecError:
         return SpecError("privacy.budget.epsilon", self.epsilon, problem, remedy)
@@ -257,24 +264,22 @@ class BudgetMeter:
         stated = self._stated(event)
         if isinstance(stated, NoGuarantee):
             return everything, {}
-        through = frozenset[str]() if "data" in stated.covers else data
+        through = data
+        if "data" in stated.covers:
+            through = frozenset[str]()
         if "messages" not in stated.covers:
-            for sender, whose in arriving.items():
-                apart = {sender} if "each-client" in stated.covers else set()
-                through |= whose - apart
-        return through, {client: Counter[Charge](parts_of(stated)) for client in sorted(everything - through)}
+            for sender, clients in arriving.items():
+                if "each-client" in stated.covers:
+                    clients = clients - {sender}
+                through |= clients
+        charged = {client: Counter[Charge](parts_of(stated)) for client in sorted(everything - through)}
+        return through, charged
 
     def _stated(self, event: Event) -> Release | NoGuarantee:
         """Return the event in the budget's unit and relation."""
         if isinstance(event, NoGuarantee):
             return event
         return converted(event, self._unit, self._relation)
-
-    def _sees(self, message: Message) -> bool:
-        overheard = EAVESDROPPER in self._members and any(r != message.sender for r in message.receivers)
-        # A party's model may reveal what it received.
-        may_be_asked = not self._asked.isdisjoint(message.receivers)
-        return overheard or may_be_asked or any(p in self._members for p in message.parties())
 
     def _note(self, message: Message, bare: frozenset[str], charged: dict[str, Counter[Charge]]) -> None:
         for client, cost in charged.items():
@@ -284,7 +289,7 @@ class BudgetMeter:
         self._bare.append(bare)
         self._senders.append(message.sender)
         if bare:
-            for party in {message.sender, *message.receivers}:
+            for party in set(message.parties()):
                 senders = self._holds[party]
                 senders[message.sender] = senders.get(message.sender, frozenset()) | bare
 

@@ -72,8 +72,8 @@ def _dp_sgd(shape: Shape, noise: float) -> Charges:
 
 
 def _dp_ftrl(shape: Shape, noise: float) -> Charges:
-    moved = toeplitz_sensitivity(shape.bands, shape.steps, shape.separation, shape.participations)
-    return {_gaussian(moved, noise): 1}
+    sensitivity = toeplitz_sensitivity(shape.bands, shape.steps, shape.separation, shape.participations)
+    return {_gaussian(sensitivity, noise): 1}
 
 
 def _confident(shape: Shape, noise: float) -> Charges:
@@ -135,12 +135,8 @@ def calibrate(
         raise SpecError("epsilon", target, "is no budget", "Give a positive ε.")
     if (best := cost(most)) > target:
         problem = f"cannot be met: with noise of {most:g} ε is still {best:.4g}"
-        raise SpecError(
-            "epsilon",
-            target,
-            problem,
-            "Ask for more, use the data less often, or defend what else it counts.",
-        )
+        remedy = "Ask for more, use the data less often, or defend what else it counts."
+        raise SpecError("epsilon", target, problem, remedy)
     if cost(least) <= target:
         return least
 
@@ -177,7 +173,11 @@ def least_noise(charges: Callable[[float], Charges], target: float, delta: float
         candidate *= 1 + 4 * _CLOSE
     least = _below(fine, target, candidate, 1 + 4 * _CLOSE)
     candidate = written(calibrate(fine, target, least=least, most=candidate, close=_CLOSE / 10))
-    while candidate > _LEAST and fine(lower := _next_below(candidate)) <= target:
+    while candidate > _LEAST:
+        digits = _digits(candidate)
+        lower = (round(candidate * digits) - 1) / digits
+        if fine(lower) > target:
+            break
         candidate = lower
     return candidate
 
@@ -193,12 +193,6 @@ def written(noise: float) -> float:
     """Return the noise rounded up to five digits."""
     digits = _digits(noise)
     return math.ceil(noise * digits * (1 - 1e-15)) / digits
-
-
-def _next_below(noise: float) -> float:
-    """Return the largest number of five digits below one of five digits."""
-    digits = _digits(noise)
-    return (round(noise * digits) - 1) / digits
 
 
 def _digits(noise: float) -> float:

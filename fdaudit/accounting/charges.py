@@ -66,6 +66,11 @@ class Drawn:
         """Return the probability that a client is drawn at a step."""
         return self.drawn / self.clients
 
+    @property
+    def noise(self) -> float:
+        """Return the noise over the sensitivity of the one Gaussian release that a step's releases add up to."""
+        return self.gaussian.scale / (self.gaussian.sensitivity * math.sqrt(self.gaussian.count))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Grouped:
@@ -146,12 +151,14 @@ def converted(
         both = 2 if event.relation == "replace-one" else 1
         event = replace(event, sample_rate=1.0, sensitivity=both * event.sensitivity)
     if isinstance(event, DrawnGaussian | CorrelatedGaussian):
-        amplified = 1.0
+        contributions = 1.0
         if isinstance(event, CorrelatedGaussian):
             # Participations in several steps of correlated noise exceed one contribution.
-            amplified = toeplitz_sensitivity(event.bands, event.steps, event.separation, event.participations)
+            contributions = toeplitz_sensitivity(
+                event.bands, event.steps, event.separation, event.participations
+            )
         event = Gaussian(
-            sensitivity=event.sensitivity * amplified,
+            sensitivity=event.sensitivity * contributions,
             scale=event.scale,
             count=event.count,
             unit=event.unit,
@@ -237,24 +244,23 @@ def _charge_from_json(value: dict[str, Any]) -> Charge:
     what = value["event"]
     if what == "Selected":
         return Selected(charges=tuple(charges_from_json(value["of"]).items()), mean=float(value["mean"]))  # type: ignore[arg-type]
-    event = event_from_json(value["of"] if what in ("Drawn", "Grouped") else value)
+    stated = value["of"] if what in ("Drawn", "Grouped") else value
+    event = event_from_json(stated)
     if isinstance(event, NoGuarantee | Composed):
         raise ValueError(f"{what} is no single mechanism")
     if what == "Drawn":
-        clients = _whole(value, "clients")
-        sampled = _whole(value, "drawn")
-        steps = _whole(value, "steps")
-        if not isinstance(event, Gaussian) or sampled > clients:
+        sizes = {name: _count(value, name) for name in ("clients", "drawn", "steps")}
+        if not isinstance(event, Gaussian) or sizes["drawn"] > sizes["clients"]:
             raise ValueError("Drawn is no draw of clients under Gaussian noise")
-        return Drawn(gaussian=event, clients=clients, drawn=sampled, steps=steps)
+        return Drawn(gaussian=event, **sizes)
     if what == "Grouped":
         if not isinstance(event, SampledGaussian):
             raise ValueError("Grouped is of no sampled Gaussian")
-        return Grouped(event=event, size=_whole(value, "size"))
+        return Grouped(event=event, size=_count(value, "size"))
     return event
 
 
-def _whole(value: dict[str, Any], name: str) -> int:
+def _count(value: dict[str, Any], name: str) -> int:
     number = value[name]
     if type(number) is not int or not 1 <= number <= MOST_COUNT:
         raise ValueError(f"{name} = {number!r:.80} is no count")

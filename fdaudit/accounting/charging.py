@@ -17,15 +17,7 @@ from fdaudit.accounting.charges import Charge, Charges, Drawn, Grouped, Selected
 from fdaudit.accounting.costs import ORDERS, Epsilon, curve, epsilon
 from fdaudit.accounting.draws import Draws, mechanisms, named, remembering, unfit_sums
 from fdaudit.accounting.graph import Guarantees, Leak, MessageGraph, State, Unchanged
-from fdaudit.events import (
-    DrawnGaussian,
-    EventUnit,
-    Gaussian,
-    NoGuarantee,
-    Relation,
-    Release,
-    SampledGaussian,
-)
+from fdaudit.events import DrawnGaussian, EventUnit, Gaussian, NoGuarantee, Relation, Release, SampledGaussian
 from fdaudit.result import Contribution
 from fdaudit.spec.privacy import TuningSpec
 from fdaudit.transcript.messages import DATA, SUM, Message, role
@@ -56,19 +48,20 @@ class Bill:
         for seq, parts in sorted(self.costs.items()):
             message = graph.messages[seq]
             for part in parts:
-                name = type(part.event if isinstance(part, Grouped) else part).__name__
-                by_kind[message.kind, role(message.sender), name][part] += 1
+                mechanism = part.event if isinstance(part, Grouped) else part
+                key = (message.kind, role(message.sender), type(mechanism).__name__)
+                by_kind[key][part] += 1
         contributions = []
-        for (kind, sender, mechanism), tally in by_kind.items():
+        for (kind, sender, name), tally in by_kind.items():
             counts = (n * part.count for part, n in tally.items() if not isinstance(part, Drawn | Selected))
-            entry = Contribution(
+            contribution = Contribution(
                 kind=kind,
                 sender=sender,
-                mechanism=mechanism,
+                mechanism=name,
                 charges=sum(counts),
                 epsilon=epsilon(tally, delta, pld=pld).value,
             )
-            contributions.append(entry)
+            contributions.append(contribution)
         return tuple(contributions)
 
 
@@ -115,9 +108,9 @@ class EpsilonEntry:
     @cached_property
     def _common(self) -> Guarantees:
         guarantees = dict[int, Release | Unchanged | NoGuarantee]()
-        counted = (self.unit, self.relation) == ("record", "replace-one")
+        keeps_counts = (self.unit, self.relation) == ("record", "replace-one")
         for m in self.graph.messages:
-            if m.kind == "sample_count" and m.inputs == (DATA,) and m.event is None and counted:
+            if m.kind == "sample_count" and m.inputs == (DATA,) and m.event is None and keeps_counts:
                 guarantees[m.seq] = Unchanged(covers=("data",))
             elif isinstance(m.event, NoGuarantee):
                 guarantees[m.seq] = m.event
@@ -143,11 +136,12 @@ class EpsilonEntry:
         """
         if isinstance(event, Unchanged | NoGuarantee):
             return ()
-        sources = [self.graph.messages[seq]]
-        if sources[0].event is None:  # a sum, whose noise is its summands'
-            sources = named(sources[0], self.graph.messages)
-        stated = [m.event for m in sources if m.event is not None and not isinstance(m.event, NoGuarantee)]
-        size = self.group if any(e.unit == "record" for e in stated) else 1
+        message = self.graph.messages[seq]
+        sources = [message]
+        if message.event is None:  # a sum, whose noise is its summands'
+            sources = named(message, self.graph.messages)
+        units = {part.unit for source in sources for part in mechanisms(source)}
+        size = self.group if "record" in units else 1
         costs = [grouped(part, size) for part in parts_of(event)]
         return tuple(cost for cost in costs if not isinstance(cost, NoGuarantee))
 
@@ -174,7 +168,7 @@ class EpsilonEntry:
             # Counts that do not change with the victim's data may decide the summands' weights.
             inputs = named(m, self.graph.messages)
             parts = [part for part in inputs if not isinstance(self._common.get(part.seq), Unchanged)]
-            shares = {}
+            shares = dict[str, tuple[int, Gaussian]]()
             for part in parts:
                 event = self._share(part.seq)
                 if event is not None:
@@ -214,8 +208,8 @@ class EpsilonEntry:
         worth = self.guarantees(victim)
         curves: dict[int, Any] = {}
         for seq in gates:
-            parts = self._parts(seq, worth[seq])
-            curves[seq] = np.sum(list(map(curve, parts)), axis=0) if parts else np.zeros(len(ORDERS))
+            divergences = [np.zeros(len(ORDERS)), *map(curve, self._parts(seq, worth[seq]))]
+            curves[seq] = np.sum(divergences, axis=0)
         costs = []
         for order in _TRIED:
             index = int(np.argmin(np.abs(ORDERS - order)))
@@ -272,38 +266,46 @@ class EpsilonEntry:
                 lambda charges: epsilon(charges, self.delta),
             )
         while True:
-            bound, i, step = heappop(queue)
+            negative, i, step = heappop(queue)
             bill = bills[names[i]]
             if step == len(steps):
                 if steps:
                     bill = replace(bill, epsilon=steps[-1](bill.charges))
                 return names[i], bill
-            heappush(queue, (max(bound, -steps[step](bill.charges).value), i, step + 1))
+            lowered = steps[step](bill.charges).value
+            heappush(queue, (max(negative, -lowered), i, step + 1))
 
     def _charges(self, way: Collection[int], worth: Guarantees) -> list[Counter[Charge]]:
         """Return the mechanisms of one way; add a second count if the view cannot tell which clients were drawn."""
-        plain, draws, coins = Counter[Charge](), Counter[Gaussian](), False
-        hidden = Counter[Charge]()
+        plain, hidden = Counter[Charge](), Counter[Charge]()
+        draws = Counter[Gaussian]()
+        has_coins = False
         for seq in way:
-            event, parts = worth[seq], self._parts(seq, worth[seq])
+            release, message = worth[seq], self.graph.messages[seq]
+            parts = self._parts(seq, release)
             plain.update(parts)
-            message = self.graph.messages[seq]
-            if isinstance(event, Gaussian) and event.drawn_from > 1 and _is_of_clients(message):
-                draws[event] += 1
+            event = message.event
+            # A random draw needs a bound of the distance between any two clients.
+            of_clients = isinstance(event, Gaussian) and (event.unit, event.relation) == (
+                "client",
+                "replace-one",
+            )
+            if isinstance(release, Gaussian) and release.drawn_from > 1 and of_clients:
+                draws[release] += 1
             elif self.hides_coins(message):
-                coins = True
+                has_coins = True
             else:
                 hidden.update(parts)
         counts_draws = bool(draws) and self.counts_draws
-        if not counts_draws and not coins:
+        if not counts_draws and not has_coins:
             return [plain]
         if counts_draws:
-            for part in draws:
-                steps = self.draws.steps[part.drawn_from]
-                hidden[Drawn(gaussian=part, clients=part.drawn_from, steps=steps)] += 1
+            for gaussian in draws:
+                steps = self.draws.steps[gaussian.drawn_from]
+                hidden[Drawn(gaussian=gaussian, clients=gaussian.drawn_from, steps=steps)] += 1
         else:
             hidden.update(draws)
-        if coins:  # a client may have been drawn in every round, so every round counts
+        if has_coins:  # a client may have been drawn in every round, so every round counts
             sums = map(self._by_coins, self.graph.messages)
             hidden.update(charge for charge in sums if charge is not None)
         return [plain, hidden]
@@ -360,28 +362,23 @@ class EpsilonEntry:
         return self.members == ("world",) and not self.draws.problem
 
 
-def _is_of_clients(message: Message) -> bool:
-    """Return whether the release bounds the distance between any two clients, as a random draw needs."""
-    event = message.event
-    return isinstance(event, Gaussian) and (event.unit, event.relation) == ("client", "replace-one")
-
-
 def sampling(charged: Collection[int], graph: MessageGraph, entry: EpsilonEntry) -> str:
     """Return a sentence on the sampling that the charges assume and the sampling that was done."""
     assumed, actual = set[str](), set[str]()
     for seq in charged:
-        for part in mechanisms(graph.messages[seq]):
-            if isinstance(part, SampledGaussian) and (
-                part.unit == "record" or entry.hides_coins(graph.messages[seq])
-            ):
+        message = graph.messages[seq]
+        stated = {str(described["sampling"]) for described in message.defenses if "sampling" in described}
+        for part in mechanisms(message):
+            if isinstance(part, SampledGaussian) and (part.unit == "record" or entry.hides_coins(message)):
                 assumed.add(f"Poisson at rate {part.sample_rate:g}")
-                actual |= {str(d["sampling"]) for d in graph.messages[seq].defenses if "sampling" in d}
-            if isinstance(part, DrawnGaussian) and entry.hides_coins(graph.messages[seq]):
+                actual |= stated
+            elif isinstance(part, DrawnGaussian) and entry.hides_coins(message):
                 assumed.add(f"{part.drawn} of {part.clients} clients a step, without replacement")
-                actual |= {str(d["sampling"]) for d in graph.messages[seq].defenses if "sampling" in d}
-            if isinstance(part, Gaussian) and part.drawn_from > 1 and entry.counts_draws:
+                actual |= stated
+            elif isinstance(part, Gaussian) and part.drawn_from > 1 and entry.counts_draws:
                 assumed.add(f"one of {part.drawn_from} clients a step")
                 actual.add("one client a step, drawn without data")
     if not assumed:
         return ""
-    return f"assumed: {', '.join(sorted(assumed))}; done: {', '.join(sorted(actual)) or 'not on record'}"
+    done = ", ".join(sorted(actual)) or "not on record"
+    return f"assumed: {', '.join(sorted(assumed))}; done: {done}"

@@ -25,19 +25,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdaudit.accounting.charges import (
-    Charge,
-    Charges,
-    Drawn,
-    Grouped,
-    Selected,
-    pure_each,
-    signal_to_noise,
-)
+from fdaudit.accounting.charges import Charge, Charges, Drawn, Grouped, Selected, pure_each, signal_to_noise
 from fdaudit.accounting.losses.composition import epsilon_by_losses
 from fdaudit.events import DiscreteGaussian, Gaussian, Laplace, SampledGaussian
 
-__all__ = ["ORDERS", "Epsilon", "curve", "epsilon"]
+__all__ = ["ORDERS", "Epsilon", "by_library", "curve", "epsilon"]
 
 Curve = NDArray[np.float64]
 
@@ -102,14 +94,15 @@ def _epsilon(charged: tuple[tuple[Charge, int], ...], delta: float, pld: bool, c
     if all(isinstance(c, Gaussian) for c in charges):
         return _by_gaussian(charges, delta)
     bounds = list[Epsilon]()
-    total = _pure(charges)
-    if math.isfinite(total):
-        bounds.append(Epsilon(value=total, accountant="pure ε, added up"))
-    bounds.append(_renyi(charges, delta, coarse))
+    pure = _pure(charges)
+    if math.isfinite(pure):
+        bounds.append(Epsilon(value=pure, accountant="pure ε, added up"))
+    bounds.append(_by_renyi(charges, delta, coarse))
     composed = not any(isinstance(charge, Selected) for charge in charges)
     least = min(bound.value for bound in bounds)
     if pld and composed and least < _VACUOUS:
-        by_losses = _by_losses(charges, delta, least, 10 if coarse else 1)
+        coarser = 10 if coarse else 1
+        by_losses = _by_losses(charges, delta, least, coarser)
         bounds.append(by_losses)
         least = min(least, by_losses.value)
     # If figures differ by rounding only, the more informative rule is named first.
@@ -132,16 +125,12 @@ def curve(charge: Charge, few: bool = False) -> Curve:
     elif isinstance(charge, SampledGaussian | Laplace):
         divergences = charge.count * _accounted(charge, few)
     else:
-        divergences = charge.count * _pure_curve(pure_each(charge))
+        # Binary randomised response is the worst that ε-DP allows (Mironov 2017, Prop. 5).
+        eps = pure_each(charge)
+        top = np.logaddexp(ORDERS * eps, (1 - ORDERS) * eps)
+        divergences = charge.count * np.minimum((top - np.logaddexp(0.0, eps)) / (ORDERS - 1), eps)
     divergences = np.maximum(divergences, 0.0)  # rounding may turn a tiny loss negative
     divergences.setflags(write=False)
-    return divergences
-
-
-def _pure_curve(eps: float) -> Curve:
-    """Return Rényi divergences of binary randomised response, the worst that ε-DP allows (Mironov 2017, Prop. 5)."""
-    top = np.logaddexp(ORDERS * eps, (1 - ORDERS) * eps)
-    divergences: Curve = np.minimum((top - np.logaddexp(0.0, eps)) / (ORDERS - 1), eps)
     return divergences
 
 
@@ -214,14 +203,13 @@ def _drawn(charge: Drawn) -> Curve:
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
-    g = charge.gaussian
-    once = dp.GaussianDpEvent(g.scale / (g.sensitivity * math.sqrt(g.count)))
+    once = dp.GaussianDpEvent(charge.noise)
     orders = ORDERS[ORDERS <= _SUMMED_UP_TO]
     accountant = RdpAccountant(list(orders), dp.NeighboringRelation.REPLACE_ONE)
     accountant.compose(dp.SampledWithoutReplacementDpEvent(charge.clients, charge.drawn, once), charge.steps)
     divergences: Curve = np.full(len(ORDERS), np.inf)
     divergences[: len(orders)] = accountant.rdp
-    return np.asarray(np.minimum(divergences, charge.steps * curve(g)))
+    return np.asarray(np.minimum(divergences, charge.steps * curve(charge.gaussian)))
 
 
 def _selected(charge: Selected, few: bool) -> Curve:
@@ -241,11 +229,11 @@ def _selected(charge: Selected, few: bool) -> Curve:
 def _pure(charges: Charges) -> float:
     """Return the pure ε of charges, added up; infinite if one has none."""
     terms = []
-    for charge, n in charges.items():
+    for charge, times in charges.items():
         each = pure_each(charge)
         if isinstance(charge, Drawn | Selected) or math.isinf(each):
             return math.inf
-        terms.append(n * (charge.count * each))
+        terms.append(times * (charge.count * each))
     return math.fsum(terms)
 
 
@@ -260,21 +248,22 @@ def _by_gaussian(charges: Charges, delta: float) -> Epsilon:
     from dp_accounting import get_epsilon_gaussian
 
     ratio = math.hypot(*(signal_to_noise(c, n) for c, n in charges.items() if isinstance(c, Gaussian)))
+    noise = math.inf
+    if ratio:
+        noise = 1 / ratio
     value = math.inf
     if ratio < _LOUDEST:
         with np.errstate(divide="ignore"):  # an ε so large that its δ is zero
-            value = float(get_epsilon_gaussian(1 / ratio if ratio else math.inf, delta))
-    name = f"Gaussian, in closed form (dp-accounting {version('dp-accounting')})"
-    return Epsilon(value=value * (1 + _SOLVED), accountant=name)
+            value = float(get_epsilon_gaussian(noise, delta))
+    return Epsilon(value=value * (1 + _SOLVED), accountant=by_library("Gaussian, in closed form"))
 
 
-def _renyi(charges: Charges, delta: float, few: bool) -> Epsilon:
+def _by_renyi(charges: Charges, delta: float, few: bool) -> Epsilon:
     from dp_accounting.rdp import compute_epsilon
 
     total = np.sum([n * curve(charge, few) for charge, n in charges.items()], axis=0)
     value, order = compute_epsilon(list(ORDERS), list(total), delta)
-    name = f"RDP at order {order:g} (dp-accounting {version('dp-accounting')})"
-    return Epsilon(value=float(value), accountant=name)
+    return Epsilon(value=float(value), accountant=by_library(f"RDP at order {order:g}"))
 
 
 def _by_losses(charges: Charges, delta: float, above: float, coarser: int) -> Epsilon:
@@ -290,7 +279,12 @@ def _by_losses(charges: Charges, delta: float, above: float, coarser: int) -> Ep
     if above > _FULL:
         above = min(above, epsilon_by_losses(charges, delta, _cells(10 * above)))
     value = epsilon_by_losses(charges, delta, coarser * _cells(above))
-    return Epsilon(value=value, accountant=f"PLD (dp-accounting {version('dp-accounting')})")
+    return Epsilon(value=value, accountant=by_library("PLD"))
+
+
+def by_library(rule: str) -> str:
+    """Return the name of a rule with the version of the library that computes it."""
+    return f"{rule} (dp-accounting {version('dp-accounting')})"
 
 
 def _cells(eps: float) -> float:

@@ -41,14 +41,12 @@ class DepartureRule:
     def after(self, message: Message) -> Message:
         """Return the next message with what still counts of it."""
         if message.sender in self.parties:
+            changed = True
             fields = {name: value for name, value in message.fields.items() if name not in (DRAWN, SUM)}
             counted = replace(message, inputs=ALL, event=None, fields=fields)
-            changed = True
         else:
-            if message.inputs == ALL:
-                changed = message.sender in self._reached
-            else:
-                changed = any(i in self._reached for i in message.inputs)
+            inputs = (message.sender,) if message.inputs == ALL else message.inputs
+            changed = not self._reached.isdisjoint(inputs)
             event, counted = self._event(message, changed), message
             if event is not message.event:
                 counted = replace(message, event=event)

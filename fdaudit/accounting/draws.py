@@ -57,8 +57,10 @@ class Draws:
 
 def _unfit_draws(requests: Sequence[Message], messages: Sequence[Message], clients: int) -> str:
     """Return why draws do not hide who answered, or an empty text."""
-    if any(type(m.fields[DRAWN]) is not int or not 1 < m.fields[DRAWN] <= clients for m in requests):
-        return f"a draw on record is not one of at most {clients} clients"
+    for request in requests:
+        drawn_from = request.fields[DRAWN]
+        if type(drawn_from) is not int or not 1 < drawn_from <= clients:
+            return f"a draw on record is not one of at most {clients} clients"
     problem = silence(messages)
     if problem:
         return problem
@@ -67,15 +69,15 @@ def _unfit_draws(requests: Sequence[Message], messages: Sequence[Message], clien
         for event in mechanisms(message):
             if isinstance(event, Gaussian) and event.drawn_from > 1:
                 answers.append((message, event))
-    rules = {(answer.event, answer.kind) for answer, _ in answers}
-    if len(rules) > 1 or any(len(mechanisms(answer)) > 1 for answer, _ in answers):
+    rules = {(answer.event, answer.kind, len(mechanisms(answer))) for answer, _ in answers}
+    if len(rules) > 1 or any(count > 1 for _, _, count in rules):
         return "not all drawn clients release by the same rule"
     unanswered = {(m.round, m.step, m.receivers, m.fields[DRAWN]): m.seq for m in requests}
     if len({(m.round, m.step) for m in requests}) < len(requests):
         return "a step draws more than one client"
     for answer, event in answers:
-        request = unanswered.pop((answer.round, answer.step, (answer.sender,), event.drawn_from), None)
-        if request is None or not (answer.inputs == ALL or request in answer.inputs):
+        seq = unanswered.pop((answer.round, answer.step, (answer.sender,), event.drawn_from), None)
+        if seq is None or not (answer.inputs == ALL or seq in answer.inputs):
             return f"the draw of {answer.sender} in round {answer.round}, step {answer.step} is not on record"
     if unanswered:
         round, step, receivers, _ = next(iter(unanswered))
@@ -101,12 +103,13 @@ def unfit_sums(messages: Sequence[Message], clients: int) -> str:
         messages: the whole record.
         clients: number of clients of the federation.
     """
-    sums = [m for m in messages if any(isinstance(e, DrawnGaussian) for e in mechanisms(m))]
     problem = silence(messages) or remembering(messages)
     if problem:
         return problem
     steps = set[tuple[int, int]]()
-    for whole in sums:
+    for whole in messages:
+        if not any(isinstance(event, DrawnGaussian) for event in mechanisms(whole)):
+            continue
         problem = _unfit_sum(whole, messages, clients)
         if problem:
             return f"the sum in round {whole.round}, step {whole.step} {problem}"
@@ -130,8 +133,8 @@ def _unfit_sum(whole: Message, messages: Sequence[Message], clients: int) -> str
     if whole.inputs == ALL:
         return "does not state its inputs"
     inputs = named(whole, messages)
-    requests = [m for m in inputs if DRAWN in m.fields and m.sender == whole.sender]
-    requests = [m for m in requests if (m.round, m.step) == (whole.round, whole.step)]
+    here = (whole.sender, whole.round, whole.step)
+    requests = [m for m in inputs if DRAWN in m.fields and (m.sender, m.round, m.step) == here]
     if len(requests) != 1 or requests[0].fields[DRAWN] != event.clients:
         return "has no request of a draw on record"
     receivers = sorted(requests[0].receivers)
@@ -156,8 +159,13 @@ def remembering(messages: Sequence[Message]) -> str:
         for part in named(whole, messages):
             if part.seq in public:
                 continue
-            own = {r.seq for r in named(part, messages) if _is_own_release(r, part, public)}
-            if role(part.sender) != "client" or not _within(part, public | own, data=True):
+            here = (part.sender, part.round, part.step)
+            known = set(public)
+            for m in named(part, messages):
+                is_own = m.kind == "release" and (m.sender, m.round, m.step) == here
+                if is_own and _within(m, public, data=True):
+                    known.add(m.seq)
+            if role(part.sender) != "client" or not _within(part, known, data=True):
                 where = f"round {part.round}, step {part.step}"
                 return f"{part.kind} of {part.sender} in {where} may depend on who took part before"
         if whole.inputs == ALL:
@@ -172,12 +180,6 @@ def _is_sum(message: Message) -> bool:
         or (isinstance(e, SampledGaussian) and e.unit == "client" and e.sample_rate < 1)
         for e in mechanisms(message)
     )
-
-
-def _is_own_release(message: Message, answer: Message, public: Collection[int]) -> bool:
-    """Return whether a message is a release of the answer's sender in the same step, from data and public messages."""
-    same = (message.sender, message.round, message.step) == (answer.sender, answer.round, answer.step)
-    return same and message.kind == "release" and _within(message, public, data=True)
 
 
 def named(message: Message, messages: Sequence[Message]) -> list[Message]:

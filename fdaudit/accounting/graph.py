@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -26,14 +27,23 @@ from fdaudit.transcript.messages import ALL, DATA, Message
 
 __all__ = ["Guarantees", "Leak", "MessageGraph", "State", "Unchanged"]
 
-Node = tuple[str, str, int]
-"""`("message", "", seq)`, `("data", client, 0)`, or `("held", party, n)`: the first n messages of that party."""
 
-Filter = tuple[bool, str] | None
-"""Whether only a sender's messages (true) or only all others (false) count in a party's state; the sender."""
+class State(NamedTuple):
+    """A node of the graph.
 
-State = tuple[Node, Filter]
-"""A node, and a filter on the messages in a party's state."""
+    Attributes:
+        what: a message, a client's raw data, or what a party held at some time.
+        party: whose data or messages; empty for a message.
+        number: `seq` of a message; how many messages the party held; 0 for data.
+        only_from: the one sender whose messages count among those held; empty if all count.
+        all_but: the one sender whose messages do not count among those held.
+    """
+
+    what: Literal["message", "data", "held"]
+    party: str
+    number: int
+    only_from: str = ""
+    all_but: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,7 @@ class MessageGraph:
         self._before: list[int] = []
         self._marks: dict[str, list[int]] = {}
         self._inputs: dict[State, tuple[State, ...]] = {}
-        self._asked: tuple[Collection[int], Guarantees, _Region] | None = None
+        self._last_region: _Region | None = None
         for seq, message in enumerate(self.messages):
             later = [i for i in message.inputs if isinstance(i, int) and not 0 <= i < seq]
             if message.seq != seq or later:
@@ -83,7 +93,7 @@ class MessageGraph:
             marks = self._marks.setdefault(message.sender, [])
             if message.inputs == ALL and len(history) > (marks[-1] if marks else 0):
                 marks.append(len(history))  # later messages continue from here
-            for party in {message.sender, *message.receivers}:
+            for party in set(message.parties()):
                 self._held.setdefault(party, []).append(message.seq)
 
     def held_by(self, party: str) -> Sequence[int]:
@@ -93,36 +103,36 @@ class MessageGraph:
     def inputs(self, state: State) -> tuple[State, ...]:
         """Return the nodes from which a node was computed."""
         if state not in self._inputs:  # cached: needed for every victim of every view
-            self._inputs[state] = tuple(self._found(state))
+            self._inputs[state] = tuple(self._find_inputs(state))
         return self._inputs[state]
 
-    def _found(self, state: State) -> Iterator[State]:
-        (what, party, number), only = state
-        if what == "held":
-            marks = self._marks[party]
-            at = bisect_left(marks, number)
+    def _find_inputs(self, state: State) -> Iterator[State]:
+        if state.what == "held":
+            marks = self._marks[state.party]
+            at = bisect_left(marks, state.number)
             before = marks[at - 1] if at else 0
-            for seq in self._held[party][before:number]:
-                if only is None or only[0] == (self.messages[seq].sender == only[1]):
-                    yield ("message", "", seq), None
+            for seq in self._held[state.party][before : state.number]:
+                sender = self.messages[seq].sender
+                if sender != state.all_but and state.only_from in ("", sender):
+                    yield _message(seq)
             if before:
-                yield ("held", party, before), only
-        elif what == "message":
-            message = self.messages[number]
+                yield state._replace(number=before)
+        elif state.what == "message":
+            message = self.messages[state.number]
             if message.inputs == ALL:
-                yield ("held", message.sender, self._before[number]), None
-                yield ("data", message.sender, 0), None
+                yield State("held", message.sender, self._before[state.number])
+                yield State("data", message.sender, 0)
                 return
             for source in message.inputs:
                 if source == DATA:
-                    yield ("data", message.sender, 0), None
+                    yield State("data", message.sender, 0)
                 else:
-                    yield ("message", "", int(source)), None
+                    yield _message(int(source))
 
     def uses(self, seen: Collection[int]) -> Mapping[int, frozenset[State]]:
         """Return, by `seq`, the nodes upstream of a view that were computed from a message directly."""
         nodes: dict[int, set[State]] = {}
-        visited, pending = set[State](), list(map(_node, seen))
+        visited, pending = set[State](), list(map(_message, seen))
         while pending:
             state = pending.pop()
             if state in visited:
@@ -130,13 +140,13 @@ class MessageGraph:
             visited.add(state)
             for below in self.inputs(state):
                 pending.append(below)
-                if below[0][0] == "message":
-                    nodes.setdefault(below[0][2], set()).add(state)
+                if below.what == "message":
+                    nodes.setdefault(below.number, set()).add(state)
         return {seq: frozenset(states) for seq, states in nodes.items()}
 
     def is_hidden_in(self, part: int, whole: int, uses: Mapping[int, frozenset[State]]) -> bool:
         """Return whether a view learns one message only through another, given what `uses` returned."""
-        return uses.get(part) == frozenset({_node(whole)})
+        return uses.get(part) == frozenset({_message(whole)})
 
     def split(
         self, state: State, covers: Collection[str], victim: str
@@ -146,18 +156,20 @@ class MessageGraph:
             return (), self.inputs(state)
         covered, bare = list[State](), list[State]()
         for below in self.inputs(state):
-            (what, _, number), _ = below
-            if what == "data":
-                (covered if "data" in covers else bare).append(below)
+            if below.what == "held" and "messages" not in covers and "each-client" in covers:
+                covered.append(below._replace(only_from=victim, all_but=""))
+                bare.append(below._replace(only_from="", all_but=victim))
+                continue
+            if below.what == "data":
+                is_covered = "data" in covers
             elif "messages" in covers:
-                covered.append(below)
-            elif "each-client" not in covers:
-                bare.append(below)
-            elif what == "held":
-                covered.append((below[0], (True, victim)))
-                bare.append((below[0], (False, victim)))
+                is_covered = True
             else:
-                (covered if self.messages[number].sender == victim else bare).append(below)
+                is_covered = "each-client" in covers and self.messages[below.number].sender == victim
+            if is_covered:
+                covered.append(below)
+            else:
+                bare.append(below)
         return covered, bare
 
     def cheapest(
@@ -185,14 +197,14 @@ class MessageGraph:
 
     def _region(self, seen: Collection[int], victim: str, guarantees: Guarantees) -> _Region:
         """Return the region upstream of a view; cached for all victims, unless an event covers clients separately."""
-        before = self._asked
-        if before is None or before[0] is not seen or before[1] is not guarantees:
-            region = _Region(self, seen, victim, guarantees)
-            self._asked = None
-            if not any("each-client" in _covers(event) for event in guarantees.values()):
-                self._asked = (seen, guarantees, region)
+        region = self._last_region
+        if region is not None and region.seen is seen and region.guarantees is guarantees:
             return region
-        return before[2]
+        region = _Region(self, seen, victim, guarantees)
+        self._last_region = region
+        if any("each-client" in _covers(event) for event in guarantees.values()):
+            self._last_region = None
+        return region
 
 
 class _Region:
@@ -200,8 +212,9 @@ class _Region:
 
     Attributes:
         graph: the graph.
+        seen: the messages of the view, by `seq`.
         guarantees: by `seq`, the guarantee of each event.
-        sources: the messages of the view.
+        sources: the same messages as nodes.
         edges: every node upstream of the view, with its covered and its uncovered inputs.
         opened: the nodes that the view reaches without passing an event.
     """
@@ -209,16 +222,15 @@ class _Region:
     def __init__(
         self, graph: MessageGraph, seen: Collection[int], victim: str, guarantees: Guarantees
     ) -> None:
-        self.graph, self.guarantees = graph, guarantees
-        self.sources: list[State] = [(("message", "", seq), None) for seq in sorted(seen)]
+        self.graph, self.seen, self.guarantees = graph, seen, guarantees
+        self.sources = list(map(_message, sorted(seen)))
         self.edges: dict[State, tuple[Sequence[State], Sequence[State]]] = {}
         pending = list(self.sources)
         while pending:
             state = pending.pop()
             if state in self.edges:
                 continue
-            (what, _, number), _ = state
-            event = guarantees.get(number) if what == "message" else None
+            event = guarantees.get(_seq(state))
             covered, bare = self.edges[state] = graph.split(state, _covers(event), victim)
             pending += [*covered, *bare]
         self.opened = _reached(self.sources, {s: bare for s, (_, bare) in self.edges.items()})
@@ -243,13 +255,12 @@ class _Region:
         """Map each data node to the first message that lets it through and reaches the view without a guarantee."""
         first: dict[State, int] = {}
         for state in self.opened:
-            (what, _, seq), _ = state
-            if what != "message":
+            if state.what != "message":
                 continue
             _, bare = self.edges[state]
             for below in bare:
-                if below[0][0] == "data":
-                    first[below] = min(first.get(below, seq), seq)
+                if below.what == "data":
+                    first[below] = min(first.get(below, state.number), state.number)
         return first
 
 
@@ -265,7 +276,7 @@ class _Cut:
 
     def __init__(self, region: _Region, victim: str) -> None:
         self._region = region
-        self._sink: State = (("data", victim, 0), None)
+        self._sink = State("data", victim, 0)
         self.leak: Leak | None = None
         seq = region.leaks.get(self._sink)
         if seq is not None:
@@ -309,16 +320,17 @@ class _Cut:
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-        states, stops = [s for s in self._region.edges if s in self._reaching], set(self.gates)
-        number = {s: n for n, s in enumerate(states)}
+        states = [state for state in self._region.edges if state in self._reaching]
+        number = {state: n for n, state in enumerate(states)}
+        charged = set(self.gates)
         # Splitting each gate into two nodes turns its cost into the capacity of the edge between them.
         gates, finite = dict[State, int](), list[float]()
         for state in states:
-            if _seq(state) in stops:
+            if _seq(state) in charged:
                 gates[state] = len(states) + len(gates)
                 if np.isfinite(costs[_seq(state)]):
                     finite.append(costs[_seq(state)])
-        source, size = len(states) + len(gates), len(states) + len(gates) + 1
+        source = len(states) + len(gates)
         # The gates' sum stays below the capacity of edges that cannot be cut.
         scale = 2**28 / max(sum(finite), 1e-300)
         endless = 2**30
@@ -335,14 +347,13 @@ class _Cut:
                 edges |= {(gates[state], number[s]): endless for s in covered if s in number}
         rows, columns = np.array(list(edges)).T
         capacities = np.array(list(edges.values()), dtype=np.int32)
-        capacity = csr_array((capacities, (rows, columns)), shape=(size, size))
+        capacity = csr_array((capacities, (rows, columns)), shape=(source + 1, source + 1))
         flow = maximum_flow(capacity, source, number[self._sink]).flow
         residual = (capacity - flow).tocsr()
         residual.eliminate_zeros()  # a search follows every stored edge
         reached = set(breadth_first_order(residual, source, return_predecessors=False).tolist())
         # An edge is cut if its source is reached and its target is not.
-        cut = (s for s, gate in gates.items() if number[s] in reached and gate not in reached)
-        return frozenset(map(_seq, cut))
+        return frozenset(_seq(s) for s, gate in gates.items() if number[s] in reached and gate not in reached)
 
 
 def _covers(event: Release | Unchanged | NoGuarantee | None) -> tuple[str, ...]:
@@ -351,13 +362,13 @@ def _covers(event: Release | Unchanged | NoGuarantee | None) -> tuple[str, ...]:
     return event.covers
 
 
-def _node(seq: int) -> State:
-    return ("message", "", seq), None
+def _message(seq: int) -> State:
+    return State("message", "", seq)
 
 
 def _seq(state: State) -> int:
     """Return the number of a message's node; -1 for any other node."""
-    return state[0][2] if state[0][0] == "message" else -1
+    return state.number if state.what == "message" else -1
 
 
 def _reversed(edges: Mapping[State, Sequence[State]]) -> dict[State, list[State]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fdaudit.accounting.accounts import Accounts
@@ -69,27 +69,31 @@ def joined(
                 if client and client in account.causes:
                     causes.setdefault(_label(clients, names), f"{name}: {account.causes[client]}")
     combination_of = dict[str, Holders]()
+    shares = dict[str, tuple[Charges, ...]]()
+    totals = dict[str, tuple[Charges, ...]]()
     for clients in combinations:
         label = _label(clients, names)
-        if any(clients) and label not in causes:
-            combination_of[label] = clients
-    shares = dict[str, tuple[Charges, ...]]()
-    for label, clients in combination_of.items():
+        if label in causes or not any(clients):
+            continue
+        total = Counter[Charge]()
         parts = list[Charges]()
         for run, client in zip(worth, clients, strict=True):
             parts.append(run[client] if client else {})
+            total.update(parts[-1])
+        combination_of[label] = clients
         shares[label] = tuple(parts)
+        totals[label] = (total,)
     assumptions = itertools.chain.from_iterable(account.assumptions for account in accounts)
     first = accounts[0]
-    total = Accounts(
+    joint = Accounts(
         view=first.view,
         unit=first.unit,
         relation=first.relation,
-        charges={label: (_sum(parts),) for label, parts in shares.items()},
+        charges=totals,
         causes=causes,
         assumptions=tuple(dict.fromkeys(assumptions)),
     )
-    return Joint(accounts=total, holders=combination_of, shares=shares)
+    return Joint(accounts=joint, holders=combination_of, shares=shares)
 
 
 def _cheapest(account: Accounts, delta: float) -> dict[str, Charges]:
@@ -103,26 +107,19 @@ def _cheapest(account: Accounts, delta: float) -> dict[str, Charges]:
     return charges
 
 
-def _sum(parts: Sequence[Charges]) -> Counter[Charge]:
-    total = Counter[Charge]()
-    for part in parts:
-        total.update(part)
-    return total
-
-
-def _protected(held: Holders, accounts: Sequence[Accounts]) -> bool:
+def _protected(clients: Holders, accounts: Sequence[Accounts]) -> bool:
     """Return whether no member of the adversary holds the record; a view's accounts leave out its members."""
-    return all(
-        client is None or client in account.charges or client in account.causes
-        for client, account in zip(held, accounts, strict=True)
-    )
+    for client, account in zip(clients, accounts, strict=True):
+        if client is not None and client not in account.charges and client not in account.causes:
+            return False
+    return True
 
 
-def _label(held: Holders, names: Sequence[str]) -> str:
+def _label(clients: Holders, names: Sequence[str]) -> str:
     """Return the client's name if it is the same in every run, else each client with its run."""
-    if len(set(held)) == 1 and held[0] is not None:
-        return held[0]
-    return ", ".join(f"{client} of {name}" for client, name in zip(held, names, strict=True) if client)
+    if len(set(clients)) == 1 and clients[0] is not None:
+        return clients[0]
+    return ", ".join(f"{client} of {name}" for client, name in zip(clients, names, strict=True) if client)
 
 
 def _combinations(worth: list[dict[str, Charges]]) -> tuple[list[dict[str, Charges]], list[Holders]]:
@@ -131,8 +128,13 @@ def _combinations(worth: list[dict[str, Charges]]) -> tuple[list[dict[str, Charg
     if math.prod(max(1, len(run)) for run in reduced) > _COMBINATIONS:
         for number, run in enumerate(reduced):
             if len(run) > 1:
-                reduced[number] = {"any client": _union(run.values())}
-    return reduced, list(itertools.product(*(tuple(run) or (None,) for run in reduced)))
+                # Every mechanism as often as the client that uses it most bounds every client's charges.
+                bound = Counter[Charge]()
+                for charges in run.values():
+                    bound |= Counter(charges)
+                reduced[number] = {"any client": bound}
+    clients = [tuple(run) or (None,) for run in reduced]
+    return reduced, list(itertools.product(*clients))
 
 
 def _dearest(run: Mapping[str, Charges]) -> dict[str, Charges]:
@@ -148,11 +150,3 @@ def _dearest(run: Mapping[str, Charges]) -> dict[str, Charges]:
 
 def _within(part: Charges, whole: Charges) -> bool:
     return all(times <= whole.get(charge, 0) for charge, times in part.items())
-
-
-def _union(all_charges: Iterable[Charges]) -> Counter[Charge]:
-    """Return every mechanism as often as the client that uses it most: an upper bound on every client's charges."""
-    total = Counter[Charge]()
-    for charges in all_charges:
-        total |= Counter(charges)
-    return total

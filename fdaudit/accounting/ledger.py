@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -112,8 +112,8 @@ class Ledger:
 
     def _repr_html_(self) -> str:
         """Return the claim and its terms as a table for a notebook."""
-        shown = ("epsilon", "delta", "unit", "relation", "victim", "cause", "sampling")
-        rows: list[list[object]] = [[name, getattr(self, name)] for name in shown]
+        terms = ("epsilon", "delta", "unit", "relation", "victim", "cause", "sampling")
+        rows: list[list[object]] = [[name, getattr(self, name)] for name in terms]
         rows += [["assumes", line] for line in self.assumptions]
         rows += [["warning", line] for line in self.warnings]
         return html_table(("term", "value"), rows, f"ε of the view of {self.view}")
@@ -162,12 +162,13 @@ def may_ask(
     return bool(roles & set(asked_by)) and (overhears or bool(roles & set(heard_by)))
 
 
+@dataclass(eq=False, repr=False)
 class Books:
     """A transcript prepared for the ledger of any view.
 
     Of parties with a deviation on record only what `departed` leaves is counted, whatever else they sent.
 
-    Args:
+    Attributes:
         messages: the whole transcript, in order.
         parties: every party.
         transport: `plain` or `encrypted`: what an eavesdropper sees.
@@ -182,48 +183,37 @@ class Books:
         groups: the groups of the records; None if they are unknown.
         notes: further warnings, about the data.
         views: the adversaries whose ledgers are shown.
-
-    Attributes:
-        choices: as given, or what a spec states by default.
-        views: as given.
     """
 
-    def __init__(
-        self,
-        messages: Iterable[Message],
-        parties: Sequence[str],
-        *,
-        transport: str = "plain",
-        choices: PrivacySpec | None = None,
-        reveals: Mapping[tuple[str, str], str] | None = None,
-        records: int | None = None,
-        oracles: Sequence[OracleAnswers] = (),
-        fixed_sizes: Collection[tuple[str, str]] = (),
-        assumptions: Sequence[str] = (),
-        pooled: str = "",
-        groups: Groups | None = None,
-        notes: Sequence[str] = (),
-        views: Sequence[str] = (),
-    ) -> None:
+    messages: InitVar[Iterable[Message]]
+    parties: Sequence[str]
+    _: KW_ONLY
+    transport: str = "plain"
+    choices: PrivacySpec = field(default_factory=PrivacySpec)
+    reveals: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    records: int | None = None
+    oracles: Sequence[OracleAnswers] = ()
+    fixed_sizes: Collection[tuple[str, str]] = ()
+    assumptions: Sequence[str] = ()
+    pooled: str = ""
+    groups: Groups | None = None
+    notes: Sequence[str] = ()
+    views: tuple[str, ...] = ()
+
+    def __post_init__(self, messages: Iterable[Message]) -> None:
         recorded = tuple(messages)
         self._departed = frozenset(m.sender for m in recorded if DEVIATION in m.fields)
         self._choosing = frozenset[str]()
-        if self._departed:
-            recorded = tuple(departed(recorded, self._departed))
-        self._graph = MessageGraph((*recorded, *(o.message for o in oracles)))
-        self._recorded, self._oracles, self._fixed_sizes = recorded, tuple(oracles), frozenset(fixed_sizes)
-        self._parties, self._transport = tuple(parties), transport
-        self.choices, self.views = choices or PrivacySpec(), tuple(views)
-        self._reveals = dict(reveals or {})
-        self._records, self._assumptions, self._pooled = records, tuple(assumptions), pooled
-        self._groups, self._notes = groups, tuple(notes)
+        self._recorded = tuple(departed(recorded, self._departed))
+        self._graph = MessageGraph((*self._recorded, *(o.message for o in self.oracles)))
 
     @cached_property
     def relation(self) -> Relation:
         """Return the relation of this run's events: add-or-remove if some event is stated for that relation only."""
-        own = [e for e in self._mechanisms if e.unit == "record"]
-        removal = any(e.relation == "add-or-remove" for e in own)
-        return "add-or-remove" if removal else "replace-one"
+        for event in self._mechanisms:
+            if (event.unit, event.relation) == ("record", "add-or-remove"):
+                return "add-or-remove"
+        return "replace-one"
 
     @cached_property
     def _mechanisms(self) -> list[Mechanism]:
@@ -252,7 +242,7 @@ class Books:
             SpecError: no such party, or δ out of range.
         """
         entry = self._entry(view, delta, unit, relation, pld)
-        victims = self._victims(entry)
+        victims = self._victims(view)
         blank = Ledger(
             view=view,
             epsilon=0.0,
@@ -304,8 +294,9 @@ class Books:
         if len(clients) < 2:
             return tuple(rows)
         accounts = self.accounts(ledger.view, unit=ledger.unit, relation=ledger.relation)
-        victims = dearest(accounts, ledger.victim, ledger.delta)
-        others = [[client for client in clients if client != victim] for victim in victims]
+        others = list[list[str]]()
+        for victim in dearest(accounts, ledger.victim, ledger.delta):
+            others.append([client for client in clients if client != victim])
         every = self._against(ledger, "client", others, pld)
         if every.holds or len(clients) == 2:
             return (*rows, every)
@@ -332,7 +323,7 @@ class Books:
     def if_departed(self, parties: Sequence[str]) -> Books:
         """Return the books as they are if these parties depart from the protocol."""
         books = copy(self)
-        answers = [o.message for o in self._oracles]
+        answers = [o.message for o in self.oracles]
         books._graph = MessageGraph(tuple(departed((*self._recorded, *answers), parties)))
         books._departed = self._departed.union(parties)
         books._choosing = frozenset(parties)
@@ -341,17 +332,17 @@ class Books:
     @property
     def asking(self) -> dict[str, tuple[str, ...]]:
         """Return the parties by role, without clients and the world, of the roles that hold something."""
-        parties_by_role: dict[str, list[str]] = {}
-        for party in self._parties:
-            parties_by_role.setdefault(role(party), []).append(party)
-        holding = dict.fromkeys(role(p) for p in self._parties if self._graph.held_by(p))
-        names = [name for name in holding if name not in ("client", "world")]
-        return {name: tuple(parties_by_role[name]) for name in names}
+        asking: dict[str, tuple[str, ...]] = {}
+        for party in self.parties:
+            name = role(party)
+            if name not in ("client", "world") and self._graph.held_by(party):
+                asking[name] = tuple(p for p in self.parties if role(p) == name)
+        return asking
 
     def clients(self, view: str) -> tuple[str, ...]:
         """Return the clients that are no members of an adversary."""
-        members = members_of(view, self._parties)
-        return tuple(p for p in self._parties if role(p) == "client" and p not in members)
+        members = members_of(view, self.parties)
+        return tuple(p for p in self.parties if role(p) == "client" and p not in members)
 
     def accounts(self, view: str, *, unit: Unit = "record", relation: Relation | None = None) -> Accounts:
         """Return the charges of each client, before a δ is chosen.
@@ -365,7 +356,7 @@ class Books:
             SpecError: no such party.
         """
         entry = self._entry(view, 0.5, unit, relation, pld=False)  # ways of charging are the same at every δ
-        victims, assumed = self._victims(entry), self._assumed(entry)
+        victims = self._victims(view)
         charges, causes = dict[str, tuple[Charges, ...]](), dict[str, str]()
         if cause := self._beyond_messages(entry, unit):
             causes = dict.fromkeys(victims, cause)
@@ -375,15 +366,14 @@ class Books:
             causes = {victim: self._cause(leak, entry)["cause"] for victim, leak in leaks.items()}
             if cause := chosen(self._recorded, self._choosing, victims):
                 charges = {}
-                for victim in victims:
-                    causes.setdefault(victim, cause)
+                causes |= {victim: cause for victim in victims if victim not in causes}
         return Accounts(
             view=view,
             unit=unit,
             relation=entry.relation,
             charges=charges,
             causes=causes,
-            assumptions=assumed,
+            assumptions=self._assumed(entry),
         )
 
     def _entry(
@@ -391,75 +381,69 @@ class Books:
     ) -> EpsilonEntry:
         if not 0 < delta < 1:
             raise SpecError("delta", delta, "is no probability of failure", "Give a δ between 0 and 1.")
-        if unit == "group" and self._groups is None:
+        if unit == "group" and self.groups is None:
             remedy = "Give the dataset groups: a column `group`, `train_groups`, pictures or persons."
             raise SpecError("unit", unit, "needs to know which records belong together", remedy)
-        members = members_of(view, self._parties)
+        members = members_of(view, self.parties)
         return EpsilonEntry(
             graph=self._graph,
             members=members,
             seen=self._seen(members),
             delta=delta,
             unit="record" if unit == "group" else unit,
-            group=self._groups.largest if unit == "group" and self._groups else 1,
+            group=self.groups.largest if unit == "group" and self.groups else 1,
             relation=relation or self.relation,
             tuning=self.choices.tuning,
-            clients=sum(role(p) == "client" for p in self._parties),
+            clients=sum(role(p) == "client" for p in self.parties),
             pld=pld,
         )
 
-    def _victims(self, entry: EpsilonEntry) -> list[str]:
-        away = {*entry.members, *self._departed}
-        return [p for p in self._parties if role(p) == "client" and p not in away]
+    def _victims(self, view: str) -> list[str]:
+        return [client for client in self.clients(view) if client not in self._departed]
 
     def _seen(self, members: Collection[str]) -> list[int]:
         """Return the `seq` of messages, oracle answers and informative sizes that reach a view."""
         seqs = []
         for m in self._recorded:
             overheard = EAVESDROPPER in members and any(r != m.sender for r in m.receivers)
-            fixed = (m.kind, role(m.sender)) in self._fixed_sizes and m.sender not in self._departed
-            telling = self._transport == "plain" or not fixed
+            fixed = (m.kind, role(m.sender)) in self.fixed_sizes and m.sender not in self._departed
+            telling = self.transport == "plain" or not fixed
             if any(p in members for p in m.parties()) or (overheard and telling):
                 seqs.append(m.seq)
         for asking in (members, self._departed):  # who departs may hand on what it is answered
-            seqs += [o.message.seq for o in self._oracles if o.open_to(asking, self._transport)]
+            seqs += [o.message.seq for o in self.oracles if o.open_to(asking, self.transport)]
         return list(dict.fromkeys(seqs))
 
     def _beyond_messages(self, entry: EpsilonEntry, unit: Unit) -> str:
         """Return a reason outside the messages why no ε can be claimed, or an empty text."""
-        if unit == "group" and self._groups is not None and self._groups.apart:
-            return self._groups.apart
-        if self._pooled in entry.members:
-            return f"every client's records were pooled at {self._pooled} before the first message"
+        if unit == "group" and self.groups is not None and self.groups.apart:
+            return self.groups.apart
+        if self.pooled in entry.members:
+            return f"every client's records were pooled at {self.pooled} before the first message"
         if not entry.seen:
             return ""
         return self.choices.unaccounted()
 
     def _cause(self, leak: Leak, entry: EpsilonEntry) -> dict[str, Any]:
         m = leak.message
-        reason = leak.reason
-        if revealed := self._reveals.get((m.kind, role(m.sender))):
-            reason = f"{reason}; {revealed}"
-        how = ""
+        cause = f"{m.kind} of {m.sender} in round {m.round} (message {m.seq}): {leak.reason}"
+        if revealed := self.reveals.get((m.kind, role(m.sender))):
+            cause += f"; {revealed}"
         if m.seq not in entry.seen:
-            how = ", which reaches the view through what was computed from it"
-        return {
-            "cause": f"{m.kind} of {m.sender} in round {m.round} (message {m.seq}): {reason}{how}",
-            "message": m.seq,
-            "kind": m.kind,
-        }
+            cause += ", which reaches the view through what was computed from it"
+        return {"cause": cause, "message": m.seq, "kind": m.kind}
 
     def warnings(self, delta: float, unit: Unit) -> tuple[str, ...]:
         """Return the reasons why a figure at this δ says less than it seems to."""
-        sentences = list(self._notes)
-        if unit == "record" and self._records and delta >= 1 / self._records:
-            least = f"{self._records} records, the fewest of a client"
+        sentences = list(self.notes)
+        if unit == "record" and self.records and delta >= 1 / self.records:
+            least = f"{self.records} records, the fewest of a client"
             sentences.append(
                 f"delta = {delta:g} is not below 1/n for {least}: it permits to publish one of them."
             )
-        if unit == "record" and self._groups is not None and self._groups.largest > 1:
+        if unit == "record" and self.groups is not None and self.groups.largest > 1:
             sentences.append(
-                f"Up to {self._groups.largest} records of a client are of one group (a picture, a person). "
+                f"Up to {self.groups.largest} records of a client are of one group (a picture, a person). "
                 "A bound for one record does not hold for them together: ask for the unit group."
             )
         return tuple(sentences)
@@ -509,16 +493,16 @@ class Books:
             sentences.append(f"No group has more than {entry.group} records, as was known beforehand.")
         if entry.relation == "replace-one" and any(m.kind == "sample_count" for m in self._graph.messages):
             sentences.append("Replacing a record leaves a client's number of records as it is.")
-        if EAVESDROPPER in entry.members and self._transport == "encrypted":
-            kinds = sorted({kind for kind, _ in self._fixed_sizes})
+        if EAVESDROPPER in entry.members and self.transport == "encrypted":
+            kinds = sorted({kind for kind, _ in self.fixed_sizes})
             if kinds:
                 sentences.append(
                     f"The size of {', '.join(kinds)} is fixed by public settings and tells nothing."
                 )
-        queries = [o.queries for o in self._oracles if o.open_to(entry.members, self._transport)]
+        queries = [o.queries for o in self.oracles if o.open_to(entry.members, self.transport)]
         if queries:
             sentences.append(f"The adversary asks each model at most {max(queries):,} samples (`queries`).")
-        return (*sentences, *self._assumptions)
+        return (*sentences, *self.assumptions)
 
 
 def _ways_and_leaks(

@@ -9,8 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from fdaudit.accounting.accounts import Accounts, gdp, worst_gdp, worst_zcdp
 from fdaudit.accounting.charges import Charges, Selected
-from fdaudit.accounting.costs import epsilon
+from fdaudit.accounting.costs import by_library, epsilon
 from fdaudit.accounting.losses.composition import ROUNDING, TINY, tail_epsilons
 from fdaudit.accounting.losses.distributions import Distribution, Exported, composed, exported
 from fdaudit.errors import SpecError
@@ -89,9 +88,13 @@ class Profile:
         It holds for every client and in both directions. It is exact if all charges are Gaussians. Otherwise it is the
         largest bound that the profile's pairs (ε, δ) imply, and thus convex and its own inverse.
         """
-        if self.gdp is not None:
-            return _gaussian_trade_off(self.gdp, alphas)
-        return trade_off(self.epsilons, self.deltas, alphas)
+        if self.gdp is None:
+            return trade_off(self.epsilons, self.deltas, alphas)
+        from scipy.special import ndtr, ndtri
+
+        # Dong, Roth & Su 2019, equation 6.
+        errors: Values = ndtr(-ndtri(alphas) - self.gdp) * _ROUNDED_DOWN
+        return errors
 
 
 def with_delta(delta: float) -> Values:
@@ -125,14 +128,6 @@ def trade_off(epsilons: Values, deltas: Values, alphas: Values) -> Values:
     return errors
 
 
-def _gaussian_trade_off(mu: float, alphas: Values) -> Values:
-    """Return Φ(Φ⁻¹(1 - α) - μ): Dong, Roth & Su 2019, equation 6."""
-    from scipy.special import ndtr, ndtri
-
-    errors: Values = ndtr(-ndtri(alphas) - mu) * _ROUNDED_DOWN
-    return errors
-
-
 def profile(accounts: Accounts, deltas: Values = DELTAS, *, distributions: bool = True) -> Profile:
     """Return ε of a view at many δ, the worst client at each.
 
@@ -142,40 +137,48 @@ def profile(accounts: Accounts, deltas: Values = DELTAS, *, distributions: bool 
         distributions: whether to compose each client's loss distribution even if its ε does not need it.
     """
     n = len(deltas)
-    common: dict[str, Any] = {
-        "view": accounts.view,
-        "unit": accounts.unit,
-        "relation": accounts.relation,
-        "assumptions": accounts.assumptions,
-        "deltas": deltas,
-    }
+    nobody = "no client is left to protect"
+    blank = Profile(
+        view=accounts.view,
+        unit=accounts.unit,
+        relation=accounts.relation,
+        assumptions=accounts.assumptions,
+        deltas=deltas,
+        epsilons=np.zeros(n),
+        clients=("",) * n,
+        accountants=(nobody,) * n,
+        missing=nobody,
+    )
     if accounts.cause:
-        who, cause = next(iter(accounts.causes.items()))
-        return Profile(
-            **common,
+        return replace(
+            blank,
             epsilons=np.full(n, np.inf),
-            clients=(who,) * n,
+            clients=(next(iter(accounts.causes)),) * n,
             accountants=("",) * n,
-            cause=cause,
+            cause=accounts.cause,
             missing="no ε can be claimed",
         )
     if not accounts.charges:
-        nobody = "no client is left to protect"
-        return Profile(
-            **common, epsilons=np.zeros(n), clients=("",) * n, accountants=(nobody,) * n, missing=nobody
-        )
+        return blank
     priced = _refined(accounts.charges, deltas, distributions)
     table = np.array([p.epsilons for p in priced])
     worst = [priced[i] for i in np.argmax(table, axis=0)]
-    return Profile(
-        **common,
+    # All distributions or none: some of them would claim less than the profile does.
+    composed_losses = tuple(p.distribution for p in priced if p.distribution is not None)
+    missing = ""
+    if len(composed_losses) < len(priced):
+        composed_losses = ()
+        missing = "the loss distribution of a client would be too long, or a chosen run has none"
+    return replace(
+        blank,
         epsilons=np.max(table, axis=0),
         clients=tuple(p.client for p in worst),
         accountants=tuple(p.accountants[k] for k, p in enumerate(worst)),
         gdp=worst_gdp(accounts.charges.values()),
         zcdp=worst_zcdp(accounts.charges.values()),
         exports=tuple(exported(p.client, p.charges) for p in priced),
-        **_composed(priced),
+        distributions=composed_losses,
+        missing=missing,
     )
 
 
@@ -197,15 +200,17 @@ def _refined(
     alike = dict[frozenset[frozenset[Any]], str]()
     for name, ways in clients.items():
         alike.setdefault(frozenset(frozenset(way.items()) for way in ways), name)
-    quick = {}
+    quick = list[_Priced]()
     for name in alike.values():
-        quick[name] = _least([_by_sums(name, way, deltas) for way in clients[name]])
+        quick.append(_least([_by_sums(name, way, deltas) for way in clients[name]]))
+    quick.sort(key=lambda priced: -float(np.sum(np.minimum(priced.epsilons, 1e6))))
     refined, best = list[_Priced](), np.full(len(deltas), -1.0)
-    for name in sorted(quick, key=lambda name: -float(np.sum(np.minimum(quick[name].epsilons, 1e6)))):
-        if np.any(quick[name].epsilons > best):
-            priced = [_by_all_rules(name, way, deltas, distributions) for way in clients[name]]
-            refined.append(_least(priced))
-            best = np.maximum(best, refined[-1].epsilons)
+    for bound in quick:
+        if np.any(bound.epsilons > best):
+            ways = clients[bound.client]
+            priced = _least([_by_all_rules(bound.client, way, deltas, distributions) for way in ways])
+            refined.append(priced)
+            best = np.maximum(best, priced.epsilons)
     return refined
 
 
@@ -237,13 +242,13 @@ def _by_sums(client: str, charges: Charges, deltas: Values) -> _Priced:
 
 def _by_all_rules(client: str, charges: Charges, deltas: Values, distributions: bool) -> _Priced:
     sums = _by_sums(client, charges, deltas)
-    moderate = float(np.min(sums.epsilons[: max(1, int(np.sum(deltas < 0.01)))])) < _TOO_LOUD
+    small = max(1, int(np.sum(deltas < 0.01)))
+    is_moderate = float(np.min(sums.epsilons[:small])) < _TOO_LOUD
     exact = gdp(charges) is not None
     selected = any(isinstance(charge, Selected) for charge in charges)
-    if not charges or not moderate or selected or (exact and not distributions):
+    if not charges or not is_moderate or selected or (exact and not distributions):
         return sums
     distribution = composed(client, charges)
-    name = f"PLD (dp-accounting {version('dp-accounting')})"
     tighter = sums.epsilons
     if not exact:
         tiny = deltas <= TINY
@@ -251,18 +256,11 @@ def _by_all_rules(client: str, charges: Charges, deltas: Values, distributions: 
         tighter[tiny] = tail_epsilons(charges, deltas[tiny])
     # If figures differ by rounding only, the more informative rule keeps its name.
     better = tighter < sums.epsilons * (1 - 1e-6)
+    accountants = np.where(better, by_library("PLD"), sums.accountants)
     return _Priced(
         client=client,
         epsilons=np.where(better, tighter, sums.epsilons),
-        accountants=tuple(name if b else a for a, b in zip(sums.accountants, better, strict=True)),
+        accountants=tuple(accountants.tolist()),
         distribution=distribution,
         charges=charges,
     )
-
-
-def _composed(priced: Sequence[_Priced]) -> dict[str, Any]:
-    """Return all distributions or none: some of them would claim less than the profile does."""
-    distributions = [p.distribution for p in priced if p.distribution is not None]
-    if len(distributions) == len(priced):
-        return {"distributions": tuple(distributions)}
-    return {"missing": "the loss distribution of a client would be too long, or a chosen run has none"}

@@ -175,17 +175,6 @@ def read_records(lists: Path, arrays: Path, span: tuple[float, float] = (0.0, 1.
     return BroughtRecords(x=x, y=y, clients=clients, design=design, **shared)
 
 
-def _out_of(span: tuple[float, float]) -> str:
-    """Return what to do about images whose values lie outside this range."""
-    ranges = f"in [{span[0]:g}, {span[1]:g}], as `preprocess.range` of the card says, or in [0, 1]"
-    if span == (0.0, 1.0):
-        ranges = "in [0, 1], or state their range as `preprocess.range` in the card"
-    return (
-        f"Store the images before they are normalised, as uint8 or floats {ranges}. Undo `Normalize` by x * std + mean,"
-        " and state both under `preprocess` in the card."
-    )
-
-
 def _records(array: NDArray[Any], field: str, span: tuple[float, float]) -> Tensor:
     """Return images (n, c, h, w) in [0, 1], or rows (n, d) of a table; float32.
 
@@ -194,7 +183,14 @@ def _records(array: NDArray[Any], field: str, span: tuple[float, float]) -> Tens
     """
     if array.ndim == 2:
         return as_vectors(array, field, "x")
-    return to_unit(as_images(array, field, "x", span, _out_of(span)))
+    ranges = f"in [{span[0]:g}, {span[1]:g}], as `preprocess.range` of the card says, or in [0, 1]"
+    if span == (0.0, 1.0):
+        ranges = "in [0, 1], or state their range as `preprocess.range` in the card"
+    remedy = (
+        f"Store the images before they are normalised, as uint8 or floats {ranges}. Undo `Normalize` by x * std + mean,"
+        " and state both under `preprocess` in the card."
+    )
+    return to_unit(as_images(array, field, "x", span, remedy))
 
 
 def _fields(path: Path) -> dict[str, Any]:
@@ -263,7 +259,9 @@ def _refuse_shared_rows(
     file: str, clients: Mapping[str, ClientRecords], shared: Mapping[str, Tensor], total: int
 ) -> None:
     """Refuse a row that two clients hold, or that a client and another list hold, or two other lists."""
-    lists = {f"clients.{p}": torch.cat((c.records, c.non_members)).unique() for p, c in clients.items()}
+    lists = dict[str, Tensor]()
+    for party, client in clients.items():
+        lists[f"clients.{party}"] = torch.cat((client.records, client.non_members)).unique()
     lists.update(shared)
     names = list(lists)
     owner = torch.full((total,), -1)

@@ -153,9 +153,8 @@ def _write_sites(
     _private_folder(folder)
     for party, own in clients.items():
         path = folder / f"{party.replace('/', '-')}.json"
-        leave_out = (
-            torch.isin(own.records, own.non_members).nonzero().flatten()
-        )  # ascending: no order of pairs
+        # Ascending, so that the order tells nothing of the pairs.
+        leave_out = torch.isin(own.records, own.non_members).nonzero().flatten()
         value = {
             "schema": "fdaudit-leave-out/1",
             "party": party,

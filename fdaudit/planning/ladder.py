@@ -155,28 +155,29 @@ class ImportedSystem:
 
     def charged(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages as the ledger may read them: with inputs and events that somebody answers for."""
-        events: dict[tuple[str, str], Event] = {
-            (a.kind, a.sender): event_from_json(a.event) for a in self.card.attested
-        }
-        attested = self.card.inputs_attested_by is not None
-        return [
-            replace(
-                m,
-                inputs=m.inputs if attested else ALL,
-                fields={},  # one of them says that a message is an exact sum, and nobody answers for that
-                event=events.get((m.kind, role(m.sender))),
-                defenses=(),
-            )
-            for m in messages
-        ]
+        events = dict[tuple[str, str], Event]()
+        for attested in self.card.attested:
+            events[attested.kind, attested.sender] = event_from_json(attested.event)
+        charged = list[Message]()
+        for message in messages:
+            event = events.get((message.kind, role(message.sender)))
+            # One of the fields says that a message is an exact sum, and nobody answers for that.
+            message = replace(message, fields={}, event=event, defenses=())
+            if self.card.inputs_attested_by is None:
+                message = replace(message, inputs=ALL)
+            charged.append(message)
+        return charged
 
 
 def needed_by(card: AttackCard) -> Iterator[ImportPart]:
     """Yield the parts without which an attack, by its card, cannot be made or scored."""
-    goal, by_class = GOALS[card.goal], card.control["on"] == "classes"
+    goal = GOALS[card.goal]
     if card.oracle is not None or {"architecture", "training core"} & set(card.assumes):
         yield "architecture"
-    yield from (by_class and goal.classes_scored_with) or goal.scored_with
+    if card.control["on"] == "classes" and goal.classes_scored_with:
+        yield from goal.classes_scored_with
+    else:
+        yield from goal.scored_with
 
 
 def assumed_by(card: AttackCard) -> Iterator[ImportPart]:
@@ -197,18 +198,21 @@ def parts_not_brought(
         uses: whether the truth names the records behind messages.
         stands_in: whether a protocol can be rehearsed.
     """
-    has_images = brought is not None and brought.x is not None
-    clients = [] if brought is None else list(brought.clients.values())
-    there: dict[ImportPart, bool] = {
+    present: dict[ImportPart, bool] = {
         "architecture": card.model is not None,
-        "records": any(len(client.records) for client in clients),
-        "images": has_images,
         "uses": uses,
-        "candidates": any(len(client.members) for client in clients),
-        "auxiliary": brought is not None and has_images and len(brought.auxiliary) > 1,
-        "public": brought is not None and has_images and len(brought.public) > 0,
-        "test": brought is not None and has_images and len(brought.test) > 0,
         "stand-in": stands_in,
         "initial": card.initial_seed is not None,
     }
-    return frozenset(part for part, has in there.items() if not has)
+    if brought is not None:
+        has_images = brought.x is not None
+        clients = brought.clients.values()
+        present |= {
+            "images": has_images,
+            "records": any(len(client.records) for client in clients),
+            "candidates": any(len(client.members) for client in clients),
+            "auxiliary": has_images and len(brought.auxiliary) > 1,
+            "public": has_images and len(brought.public) > 0,
+            "test": has_images and len(brought.test) > 0,
+        }
+    return frozenset(part for part in BRING if not present.get(part))

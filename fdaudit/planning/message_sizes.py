@@ -20,23 +20,23 @@ def fixed_sizes(case: Case) -> frozenset[tuple[str, str]]:
     show that other data would give the same sizes. If a defence turns clients' answers into messages of another kind,
     messages that are computed from them may omit rows.
     """
-    found: dict[tuple[str, str], bool] = {("silence", role): True for role in case.protocol.card.roles}
-    recast = any(
-        d.card.makes is not None for (_, who), all_ in case.defenses.items() if who == "client" for d in all_
-    )
+    is_fixed: dict[tuple[str, str], bool] = {("silence", role): True for role in case.protocol.card.roles}
+    recast = False
+    for (_, sender), acting in case.defenses.items():
+        if sender == "client" and any(defense.card.makes is not None for defense in acting):
+            recast = True
     for declared in case.declared_messages:
-        if (
-            "made_of" in declared
-        ):  # what a defence makes of another message, which has a declaration of its own
+        # What a defence makes of another message has a declaration of its own.
+        if "made_of" in declared:
             continue
         kind, sender = str(declared["kind"]), str(declared["from"])
-        promised = declared.get("index") == "public" and not (recast and sender != "client")
-        fixed = _fixed(kind) or promised
+        has_public_index = declared.get("index") == "public" and not (recast and sender != "client")
+        fixed = _fixed(kind) or has_public_index
         for defense in case.defenses.get((kind, sender), ()):
             fixed &= defense.card.fixed_size
             kind = defense.card.makes or kind
-        found[kind, sender] = found.get((kind, sender), True) and fixed
-    return frozenset(key for key, fixed in found.items() if fixed)
+        is_fixed[kind, sender] = is_fixed.get((kind, sender), True) and fixed
+    return frozenset(key for key, fixed in is_fixed.items() if fixed)
 
 
 def fixed_events(case: Case) -> bool:
@@ -46,10 +46,11 @@ def fixed_events(case: Case) -> bool:
     kind or a public index does. A server or an aggregator that averages may report how large one client's share is. The
     sensitivity of noise on its message then depends on what clients sent.
     """
-    treated = {(kind, sender) for kind, sender in case.defenses if case.defenses[kind, sender]}
-    averaged = any(sender != "client" and kind != "vote_counts" for kind, sender in treated)
-    listed = [m for m in case.declared_messages if (m["kind"], m["from"]) in treated]
-    return not averaged and all(_fixed(m["kind"]) or m.get("index") == "public" for m in listed)
+    defended = {key for key, acting in case.defenses.items() if acting}
+    if any(sender != "client" and kind != "vote_counts" for kind, sender in defended):
+        return False
+    declared = [m for m in case.declared_messages if (m["kind"], m["from"]) in defended]
+    return all(_fixed(m["kind"]) or m.get("index") == "public" for m in declared)
 
 
 def _fixed(kind: str) -> bool:

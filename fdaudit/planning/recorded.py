@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fdaudit.adversary.view import members_of
 from fdaudit.config import validate
 from fdaudit.data import ClientSplit, Dataset, Splits, class_table
 from fdaudit.data.datasets import data_root
@@ -31,10 +30,11 @@ from fdaudit.models.network import matches
 from fdaudit.models.normalization import Normalization
 from fdaudit.parallel.memory import refuse_forecast
 from fdaudit.planning.attacks import plan_attacks
-from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, read_records
+from fdaudit.planning.brought import ARRAYS, LISTS, BroughtRecords, ClientRecords, read_records
 from fdaudit.planning.card_protocol import Recorded, known_protocol, protocol_of
 from fdaudit.planning.case import Case
 from fdaudit.planning.ladder import ImportedSystem, parts_not_brought
+from fdaudit.planning.refusals import refuse_strangers
 from fdaudit.planning.simulated import execution_of, networks_named
 from fdaudit.recording.truth import SITES, read_sites
 from fdaudit.spec.card import Card, PreprocessFacts, load_card
@@ -84,9 +84,8 @@ def recorded_spec(card: Card, parties: Sequence[str], audit: Mapping[str, Any]) 
     for field in audit:
         if field in Spec.model_fields and field not in _AUDIT:
             problem = "is decided by the record and its card"
-            raise SpecError(
-                field, audit[field], problem, f"Settings of an audit are {', '.join(sorted(_AUDIT))}."
-            )
+            remedy = f"Settings of an audit are {', '.join(sorted(_AUDIT))}."
+            raise SpecError(field, audit[field], problem, remedy)
     clients = sum(role(party) == "client" for party in parties)
     usual = [a for a in ("server", "aggregator", "client/0", "world") if a in parties]
     value: dict[str, Any] = {
@@ -171,30 +170,34 @@ def recorded_case(
     not_brought = parts_not_brought(card, brought, uses=uses, stands_in=stand_in is not None)
     if "auxiliary" in not_brought:
         spec = spec.model_copy(update={"auxiliary": AuxiliarySpec(inversion="none", others="none")})
-    for number, claim in enumerate(card.claims):
-        _refuse_stranger(f"card.claims.{number}.adversary", claim.adversary, ordered)
-    for name in spec.adversaries:
-        _refuse_stranger("adversaries", name, ordered)
+    adversaries = [(f"card.claims.{n}.adversary", claim.adversary) for n, claim in enumerate(card.claims)]
+    adversaries += [("adversaries", name) for name in spec.adversaries]
+    refuse_strangers(adversaries, ordered)
     networks = _networks(card, spec)
     loss = _own_loss(card, spec, networks)
     execution = execution_of(spec, networks)
     resolved = spec.model_copy(update=execution.settings)
     attached = attach(spec.defenses, protocol, config, spec.clients)
-    head = messages[-1].sha256 if messages else ""
-    rehearsed = protocol
-    if card.stand_in is not None and stand_in is not None:
-        rehearsed, _ = stand_in
-    code = [own_digest()]
-    if networks is not None:
-        code += [network.source for network in networks.distinct]
-    if spec.loss is not None:
-        code.append(loss_digest(spec.loss))
+    rehearsed, _ = stand_in or (protocol, config)
     public, labels = torch.zeros(0, *card.input_shape), dataset.y[:0]
     if not dataset.x.is_meta:
         public, labels = dataset.x[splits.proxy], dataset.y[splits.proxy]
     settings = _settings(card, protocol, config, attached.messages)
     settings |= _names(card, networks, messages)
     settings |= loss
+    code = [own_digest()]
+    if networks is not None:
+        code += [network.source for network in networks.distinct]
+    if spec.loss is not None:
+        code.append(loss_digest(spec.loss))
+    content = {
+        "spec": resolved.digest(),
+        "card": card.model_dump(mode="json"),
+        "head": messages[-1].sha256 if messages else "",
+        "seed": secrets.working_seed,
+        "data": dataset.sha256() if len(dataset.y) else "",
+        "code": code,
+    }
     return Case(
         spec=resolved,
         secrets=secrets,
@@ -214,16 +217,7 @@ def recorded_case(
         defenses=attached.messages,
         training=attached.training,
         attacks=plan_attacks(spec),
-        identity=digest_of(
-            {
-                "spec": resolved.digest(),
-                "card": card.model_dump(mode="json"),
-                "head": head,
-                "seed": secrets.working_seed,
-                "data": dataset.sha256() if len(dataset.y) else "",
-                "code": code,
-            }
-        ),
+        identity=digest_of(content),
         imported=ImportedSystem(
             card=card, brought=brought, not_brought=not_brought, not_finite=frozenset(not_finite)
         ),
@@ -285,21 +279,14 @@ def by_party(brought: BroughtRecords, sites: Mapping[str, str | int]) -> Brought
 
 def _ordered(parties: Sequence[str]) -> tuple[str, ...]:
     """Return parties in the order of a run: server, aggregator, the clients by number, `world` if it is one."""
-    clients = sorted((p for p in parties if role(p) == "client"), key=lambda p: int(p.partition("/")[2]))
-    first = [p for p in ("server", "aggregator") if p in parties]
-    if clients != [f"client/{k}" for k in range(len(clients))]:
+    clients = [party for party in parties if role(party) == "client"]
+    clients.sort(key=lambda party: int(party.partition("/")[2]))
+    expected = [f"client/{k}" for k in range(len(clients))]
+    if clients != expected:
         names = ", ".join(clients) or "none"
         problem = "are not client/0 to the last without a gap"
         raise SpecError("record.parties", names, problem, "Name them so.")
-    last = [p for p in ("world",) if p in parties]
-    return (*first, *clients, *last)
-
-
-def _refuse_stranger(field: str, name: str, parties: Sequence[str]) -> None:
-    try:
-        members_of(name, parties)
-    except SpecError as error:
-        raise SpecError(field, name, error.problem, error.remedy) from None
+    return tuple(p for p in ("server", "aggregator", *clients, "world") if p in parties)
 
 
 def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None) -> tuple[Dataset, Splits]:
@@ -307,49 +294,52 @@ def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None)
     none = torch.zeros(0, dtype=torch.int64)
     labels = TASKS[card.task].labels
     shape = labels.shape(card.classes, card.input_shape)
-    y = none.reshape(0, *shape)
-    if brought is not None:
-        y = brought.y
-        if brought.x is not None and tuple(brought.x.shape[1:]) != card.input_shape:
-            size = "x".join(map(str, brought.x.shape[1:]))
-            problem = f"differs from the brought records, which are {size}"
-            raise SpecError("card.input_shape", list(card.input_shape), problem, "Correct one of them.")
-        if tuple(y.shape[1:]) != shape:
-            problem = f"differs from the brought records, whose labels are {tuple(y.shape)}"
-            raise SpecError("card.task", card.task, problem, "Correct one of them.")
-        if labels.one_class and len(y) and int(y.max()) >= card.classes:
-            problem = f"is too few: the brought records have a label {int(y.max())}"
-            raise SpecError("card.classes", card.classes, problem, "Correct one of them.")
-        for stranger in sorted(brought.clients.keys() - set(clients)):
-            raise SpecError(
-                "records.json", stranger, "is no client of the record", "Name the record's parties."
-            )
+    if brought is None:
+        y = none.reshape(0, *shape)
+        brought = BroughtRecords(x=None, y=y, clients={}, design=None, auxiliary=none, public=none, test=none)
+    x, y = brought.x, brought.y
+    if x is not None and tuple(x.shape[1:]) != card.input_shape:
+        size = "x".join(map(str, x.shape[1:]))
+        problem = f"differs from the brought records, which are {size}"
+        raise SpecError("card.input_shape", list(card.input_shape), problem, "Correct one of them.")
+    if tuple(y.shape[1:]) != shape:
+        problem = f"differs from the brought records, whose labels are {tuple(y.shape)}"
+        raise SpecError("card.task", card.task, problem, "Correct one of them.")
+    if labels.one_class and len(y) and int(y.max()) >= card.classes:
+        problem = f"is too few: the brought records have a label {int(y.max())}"
+        raise SpecError("card.classes", card.classes, problem, "Correct one of them.")
+    for stranger in sorted(brought.clients.keys() - set(clients)):
+        problem, remedy = "is no client of the record", "Name the record's parties."
+        raise SpecError("records.json", stranger, problem, remedy)
+    unknown = ClientRecords(records=none, members=none, non_members=none)
     splits = []
     for client in clients:
-        if brought is None or client not in brought.clients:
-            splits.append(ClientSplit(train=none, members=none, non_members=none))
-            continue
-        own = brought.clients[client]
+        own = brought.clients.get(client, unknown)
         train = own.records[~torch.isin(own.records, own.non_members)].sort().values
         splits.append(ClientSplit(train=train, members=own.members, non_members=own.non_members))
-    common: dict[str, Any] = {
-        "name": "recording",
-        "y": y,
-        "classes": card.classes,
-        "columns": tuple(one.column for one in card.columns),
-        "provenance": f"Records that were brought to the audit of {card.name}.",
-    }
-    if brought is None or brought.x is None:
-        dataset = Dataset(x=torch.empty(len(y), *card.input_shape, device="meta"), **common)
-    else:  # the memory layout changes the last bits of convolutions
-        x = brought.x.clone(memory_format=torch.contiguous_format)
-        dataset = Dataset(x=x, origins=image_origins(x) if x.dim() == 4 else None, **common)
+    origins = None
+    if x is None:
+        x = torch.empty(len(y), *card.input_shape, device="meta")
+    else:
+        # The memory layout changes the last bits of convolutions.
+        x = x.clone(memory_format=torch.contiguous_format)
+        if x.dim() == 4:
+            origins = image_origins(x)
+    dataset = Dataset(
+        name="recording",
+        x=x,
+        y=y,
+        classes=card.classes,
+        origins=origins,
+        columns=tuple(one.column for one in card.columns),
+        provenance=f"Records that were brought to the audit of {card.name}.",
+    )
     return dataset, Splits(
         clients=tuple(splits),
         class_table=class_table(y, [split.train for split in splits], card.classes),
-        proxy=none if brought is None else brought.public,
-        auxiliary=none if brought is None else brought.auxiliary,
-        test=none if brought is None else brought.test,
+        proxy=brought.public,
+        auxiliary=brought.auxiliary,
+        test=brought.test,
     )
 
 
@@ -365,8 +355,8 @@ def _networks(card: Card, spec: Spec) -> Networks | None:
         raise SpecError(f"card.{error.field}", error.value, error.problem, error.remedy) from None
     largest = max(networks.distinct, key=lambda network: network.parameters)
     refuse_forecast("card.model.name", largest.name, _HELD * largest.parameters)
-    of_clients = [_as_clients_use(network, card) for network in networks.clients]
-    networks = Networks(_as_clients_use(networks.shared, card), tuple(of_clients))
+    shared, *of_clients = [_as_clients_use(network, card) for network in (networks.shared, *networks.clients)]
+    networks = Networks(shared, tuple(of_clients))
     _refuse_false_patterns(networks, card.training.frozen)
     return networks
 
@@ -388,9 +378,9 @@ def _own_loss(card: Card, spec: Spec, networks: Networks | None) -> dict[str, An
 
 def _as_clients_use(network: Architecture, card: Card) -> Architecture:
     """Return a network that takes images in [0, 1], does what clients do to images, and freezes what they freeze."""
-    stated, normalization = card.preprocess, None
-    if stated is not None and stated != PreprocessFacts():
-        normalization = Normalization.of(**stated.channels, span=stated.range)
+    preprocess, normalization = card.preprocess, None
+    if preprocess is not None and preprocess != PreprocessFacts():
+        normalization = Normalization.of(**preprocess.channels, span=preprocess.range)
     return replace(network, normalization=normalization, frozen=card.training.frozen)
 
 
@@ -432,10 +422,11 @@ def _declared_messages(
     messages = list[Mapping[str, Any]]()
     for declared in protocol.card.declared_messages:
         if applies(declared.get("when", {}), config):
+            message = dict(declared)
             stated = facts.get((declared["kind"], declared["from"]))
             if stated is not None and stated.reveals:
-                declared = {**declared, "reveals": stated.reveals}
-            messages.append(dict(declared))
+                message["reveals"] = stated.reveals
+            messages.append(message)
     return messages
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "refuse_precision",
     "refuse_records",
     "refuse_settings",
+    "refuse_strangers",
     "refuse_unknown_adversaries",
 ]
 
@@ -55,7 +56,7 @@ def refuse_settings(
             or a kind of message cannot be withheld.
     """
     config.fits(spec.clients)
-    _refuse_strangers(spec.asked_adversaries, protocol.card.name, parties)
+    refuse_strangers(spec.asked_adversaries, parties, protocol.card.name)
     for number, entry in enumerate(spec.defenses):
         defenses.REGISTRY.load(entry.name, f"defenses.{number}.name")
     for number, deviating in enumerate(spec.deviations):
@@ -82,16 +83,28 @@ def refuse_unknown_adversaries(spec: Spec) -> None:
         protocol = protocols.REGISTRY.load(spec.protocol.name, "protocol.name")
         config = validate(protocol.Config, spec.protocol.params, "protocol.params")
         parties = parties_of(protocol, config, spec.clients)
-        _refuse_strangers(spec.asked_adversaries, protocol.card.name, parties)
+        refuse_strangers(spec.asked_adversaries, parties, protocol.card.name)
 
 
-def _refuse_strangers(asked: Sequence[tuple[str, str]], protocol: str, parties: Sequence[str]) -> None:
-    """Refuse an adversary, named in a field, that is not a party."""
-    for field, name in asked:
+def refuse_strangers(
+    adversaries: Sequence[tuple[str, str]], parties: Sequence[str], protocol: str = ""
+) -> None:
+    """Refuse an adversary that is not a party.
+
+    Args:
+        adversaries: the field that names an adversary, and its name.
+        parties: every party.
+        protocol: whose parties they are, for the message; empty for a recording.
+
+    Raises:
+        SpecError: an adversary has a member that is no party.
+    """
+    for field, name in adversaries:
         try:
             members_of(name, parties)
         except SpecError as error:
-            raise SpecError(field, name, f"{error.problem} of {protocol}", error.remedy) from None
+            problem = f"{error.problem} of {protocol}" if protocol else error.problem
+            raise SpecError(field, name, problem, error.remedy) from None
 
 
 def refuse_records(
@@ -125,9 +138,9 @@ def refuse_records(
     for name in ("augmentation", "distill_augmentation"):
         changed = spec.protocol.params.get(name)
         if changed and (not inputs.shifted or task.labels.dense):
-            problem = (
-                "shifts and mirrors images without their masks" if inputs.shifted else "changes images only"
-            )
+            problem = "changes images only"
+            if inputs.shifted:
+                problem = "shifts and mirrors images without their masks"
             raise SpecError(f"protocol.params.{name}", changed, problem, "Leave it out.")
     if task.name not in protocol.card.tasks:
         registry = protocols.REGISTRY
@@ -139,18 +152,16 @@ def refuse_records(
         able = defenses.REGISTRY.load(entry.name).card.tasks
         if able and task.name not in able:
             problem = f"does not act on answers of {task.name} data"
-            raise SpecError(
-                f"defenses.{number}.name", entry.name, problem, "Choose another defence, or none."
-            )
+            remedy = "Choose another defence, or none."
+            raise SpecError(f"defenses.{number}.name", entry.name, problem, remedy)
     for attack in attacks:
         # A record of each client of a reconstruction control and one for the prior; one pair for membership.
         control = attack.card.control
         needed = int(control.get("clients", control.get("images", 1))) + 1
         if attack.params is not None and auxiliary < needed:
             problem = f"leaves {auxiliary} auxiliary records, the controls of {attack.name} need {needed}"
-            raise SpecError(
-                "splits.auxiliary", spec.splits.auxiliary, problem, "Raise it, or set attacks: []."
-            )
+            remedy = "Raise it, or set attacks: []."
+            raise SpecError("splits.auxiliary", spec.splits.auxiliary, problem, remedy)
 
 
 def refuse_networks(
@@ -201,12 +212,12 @@ def _refuse_lone_records(config: LocalSteps, networks: Networks, sizes: Sequence
             continue
         problem = f"leaves a batch of one of the {size} records of client/{k}"
         problem += f", and {network.name} cannot be trained on one record"
-        larger = (
-            config.model_copy(update={"batch_size": b}) for b in range(config.batch_size + 1, max(sizes) + 2)
-        )
-        fit = next((c.batch_size for c in larger if min(map(c.smallest_batch, sizes)) > 1), None)
-        remedy = "Set local_steps, which take full batches"
-        remedy += "." if fit is None else f", or batch_size to {fit}."
+        remedy = "Set local_steps, which take full batches."
+        for batch_size in range(config.batch_size + 1, max(sizes) + 2):
+            larger = config.model_copy(update={"batch_size": batch_size})
+            if min(map(larger.smallest_batch, sizes)) > 1:
+                remedy = f"Set local_steps, which take full batches, or batch_size to {batch_size}."
+                break
         raise SpecError("protocol.params.batch_size", config.batch_size, problem, remedy)
 
 
@@ -218,9 +229,9 @@ def refuse_absent_device(device: str) -> None:
     """
     if not device.startswith("cuda"):
         return
-    found, number = torch.cuda.device_count(), int(device.partition(":")[2] or 0)
-    if number >= found:
-        problem = f"is not there: PyTorch finds {found} CUDA devices"
+    count, number = torch.cuda.device_count(), int(device.partition(":")[2] or 0)
+    if number >= count:
+        problem = f"is not there: PyTorch finds {count} CUDA devices"
         raise SpecError("device", device, problem, "Set device to 'cpu' or 'auto'.")
 
 

@@ -77,14 +77,12 @@ def simulated_case(spec: Spec, secrets: Secrets) -> Case:
         attacks = plan_attacks(spec)
     mistakes.refuse()
     if spec.loss is not None:
-        raise SpecError(
-            "loss", spec.loss, "is for imports", "Leave it out: protocols have losses of their own."
-        )
+        remedy = "Leave it out: protocols have losses of their own."
+        raise SpecError("loss", spec.loss, "is for imports", remedy)
     parties = parties_of(protocol, config, spec.clients)
     refuse_settings(spec, protocol, config, parties)
-    references_of(
-        spec.references, spec.clients, protocol, config, spec.preset
-    )  # wrong settings are refused now
+    # Wrong settings are refused now.
+    references_of(spec.references, spec.clients, protocol, config, spec.preset)
     dataset, splits = records or _records(spec, secrets)
     if spec.canaries is not None:
         dataset, splits = insert_canaries(
@@ -155,10 +153,8 @@ def _with_messages(case: Case) -> Case:
     declared = [m for m in protocol.card.declared_messages if applies(m.get("when", {}), config)]
     deviants: Mapping[str, DeviatingParty] = {}
     if spec.deviations:
-        knows = _known_to_deviants(case)
-        deviants = attach_deviations(
-            spec.deviations, protocol.card, declared, case.parties, knows, case.deviations_seed
-        )
+        known, seed = _known_to_deviants(case), case.deviations_seed
+        deviants = attach_deviations(spec.deviations, protocol.card, declared, case.parties, known, seed)
     public, labels = case.public, case.public_labels
     checks = chain.from_iterable(attached.checks.values())
     if not any(getattr(check, "keeps_public", False) for check in checks):
@@ -188,13 +184,15 @@ def _known_to_deviants(case: Case) -> Knowledge:
     if case.spec.auxiliary.others == "shifted":
         problem = "does not go with deviations"
         raise SpecError("auxiliary.others", "shifted", problem, "Set it to 'same' or 'none'.")
-    auxiliary = None
+    auxiliary = public = None
     if case.spec.auxiliary.others == "same" and len(case.splits.auxiliary):
         auxiliary = case.auxiliary
+    if len(case.public):
+        public = case.public
     return Knowledge(
         architecture=case.architecture,
         auxiliary=auxiliary,
-        public=case.public if len(case.public) else None,
+        public=public,
         classes=case.dataset.classes,
         task=case.dataset.task,
         candidates=candidates_of(case),
@@ -302,22 +300,21 @@ def networks_named(
     Raises:
         SpecError: a network is unknown, or does not accept such images or texts.
     """
+    by_spec: dict[bytes, Architecture] = {}
 
-    built: dict[bytes, Architecture] = {}
-
-    def named(entry: ModelSpec) -> Architecture:
+    def network_of(entry: ModelSpec) -> Architecture:
         key = canonical(entry.model_dump(mode="json"))
-        if key not in built:
-            if len(built) == MOST_NETWORKS:
+        if key not in by_spec:
+            if len(by_spec) == MOST_NETWORKS:
                 problem = f"is one of more than {MOST_NETWORKS} different networks"
                 raise SpecError("model.name", entry.name, problem, "Use fewer.")
-            built[key] = architecture(entry, input_shape, classes, task, words, root)
-        return built[key]
+            by_spec[key] = architecture(entry, input_shape, classes, task, words, root)
+        return by_spec[key]
 
-    shared, own = named(model), []
+    shared, own = network_of(model), []
     for number, entry in enumerate(client_models):
         try:
-            own.append(named(entry))
+            own.append(network_of(entry))
         except SpecError as error:
             field = error.field.replace("model", f"client_models.{number}", 1)
             raise SpecError(field, error.value, error.problem, error.remedy) from None

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
-from fdaudit.training.objectives import ClientStep, Objective
+from fdaudit.training.objectives import ClientStep, Objective, loss_function
 from fdaudit.training.optimizers import BETAS, OptimizerName
 from fdaudit.training.private_step import Guard
 
@@ -69,7 +69,8 @@ class Augmentation(Config):
                 distance = torch.arange(size, device=x.device) - (middle[:, None] * size).long()
                 inside.append((-half <= distance) & (distance < half))
             rows_inside, columns_inside = inside
-            x = x.masked_fill((rows_inside[:, :, None] & columns_inside[:, None, :])[:, None], 0.0)
+            square = rows_inside[:, :, None] & columns_inside[:, None, :]
+            x = x.masked_fill(square[:, None], 0.0)
         return x
 
 
@@ -94,6 +95,10 @@ class Fit(Config):
         """Return the images (n, c, h, w) of a step."""
         return x if self.augmentation is None else self.augmentation.of(x, draws)
 
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss () of a batch or of a part of it, toward targets as `targets` returns them."""
+        return loss_function(self.objective, self.temperature)(logits, targets)
+
     def targets(self, y: Tensor, classes: int) -> Tensor:
         """Return labels y (B, ...) of a whole batch as the targets of its loss.
 
@@ -114,13 +119,12 @@ class Fit(Config):
             return gradients
         shape = (models, -1) if models else (-1,)
         # A norm is that of the whole gradient: all parameters side by side.
-        flat = [g.reshape(shape) for g in gradients.values()]
+        flat = [gradient.reshape(shape) for gradient in gradients.values()]
         whole = self.step.clipped(torch.cat(flat, -1))
+        parts = whole.split([part.shape[-1] for part in flat], -1)
         clipped = {}
-        for (name, g), part in zip(
-            gradients.items(), whole.split([f.shape[-1] for f in flat], -1), strict=True
-        ):
-            clipped[name] = part.reshape(g.shape)
+        for (name, gradient), part in zip(gradients.items(), parts, strict=True):
+            clipped[name] = part.reshape(gradient.shape)
         return clipped
 
 
@@ -176,12 +180,11 @@ class Fitted:
 
 def parameters_of(module: nn.Module) -> Parameters:
     """Return copies of a module's floating-point parameters and buffers, contiguous, by name."""
-    tensors = module.state_dict()
-    return {
-        name: t.detach().clone(memory_format=torch.contiguous_format)
-        for name, t in tensors.items()
-        if t.is_floating_point()
-    }
+    parameters = {}
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point():
+            parameters[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return parameters
 
 
 def draw_batches(

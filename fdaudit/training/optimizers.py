@@ -23,6 +23,7 @@ __all__ = [
     "lbfgs",
     "moments_of",
     "optimizer_in",
+    "optimizer_of",
     "rate_in",
     "restore_moments",
     "sgd",
@@ -102,6 +103,21 @@ def _laid_as_parameters(optimizer: torch.optim.Optimizer, *_: object) -> None:
                 parameter.grad = torch.empty_like(parameter).copy_(gradient)
 
 
+def optimizer_of(
+    name: OptimizerName,
+    parameters: Iterable[Tensor],
+    lr: float,
+    *,
+    momentum: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+) -> torch.optim.Optimizer:
+    """Return the optimiser of a name; `momentum` is SGD's, `betas` are Adam's."""
+    if name == "sgd":
+        return sgd(parameters, lr, momentum=momentum, weight_decay=weight_decay)
+    return adam(parameters, lr, betas=betas, weight_decay=weight_decay, decoupled=name == "adamw")
+
+
 def lbfgs(parameters: Iterable[Tensor], max_iter: int) -> torch.optim.LBFGS:
     """Return L-BFGS with a line search by the strong Wolfe conditions; a step has at most `max_iter` iterations."""
     return _LBFGS(parameters, max_iter=max_iter, line_search_fn="strong_wolfe")
@@ -135,8 +151,9 @@ def restore_moments(
         moment, _, name = key.partition("/")
         # Adam's step count stays on the CPU, for parameters on any device. A moment laid out in memory otherwise
         # than its parameter would take another path through the optimiser.
-        state = value.clone() if moment == "step" else torch.empty_like(named[name]).copy_(value)
-        optimizer.state[named[name]][moment] = state.detach()
+        parameter = named[name]
+        state = value.clone() if moment == "step" else torch.empty_like(parameter).copy_(value)
+        optimizer.state[parameter][moment] = state.detach()
 
 
 def optimizer_in(settings: Mapping[str, Any]) -> OptimizerName:

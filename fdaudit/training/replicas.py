@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +25,7 @@ from fdaudit.parallel.randomness import forked_randomness, generator_states
 from fdaudit.storage.digests import canonical
 from fdaudit.training.execution import Execution
 from fdaudit.training.jobs import Parameters
+from fdaudit.training.separation import restored_buffers
 
 __all__ = ["Buildable", "Copy", "NetworkBehavior", "Traits", "rehearsed", "silence_draws"]
 
@@ -120,7 +121,10 @@ class NetworkBehavior:
         It can neither give each model its own seed nor change buffers in place. The trial loads PyTorch's compiler,
         which takes a process longer than `import torch`: only a core that stacks models asks for it.
         """
-        return not (self.random or self.keeps) and self.trials.stacks()
+        if self.random or self.keeps:
+            return False
+        with self.trials.apart():
+            return self.trials.stacks()
 
 
 _rehearsals: dict[bytes, NetworkBehavior] = {}
@@ -138,7 +142,9 @@ def rehearsed(network: Buildable, device: torch.device | str = "cpu") -> Network
     """
     key = canonical([network.described, network.source, str(device)])
     if key not in _rehearsals:
-        _rehearsals[key] = _Trials(network, torch.device(device)).rehearsal()
+        trials = _Trials(network, torch.device(device))
+        with trials.apart():
+            _rehearsals[key] = trials.rehearsal()
     return _rehearsals[key]
 
 
@@ -163,18 +169,11 @@ def _drawing(module: nn.Module, x: Tensor) -> list[nn.Module]:
         if layer.training and not inside and generator_states() != states[layer]:
             drawing.append(layer)
 
-    hooks = []
-    for layer in module.modules():
-        hooks += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
-    buffers = {name: b.clone() for name, b in module.named_buffers()}
-    try:
-        with torch.no_grad():
-            module(x)
-            for name, b in module.named_buffers():
-                b.copy_(buffers[name])
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, restored_buffers(module), torch.no_grad():
+        for layer in module.modules():
+            hooks.enter_context(layer.register_forward_pre_hook(enter))
+            hooks.enter_context(layer.register_forward_hook(leave))
+        module(x)
     return drawing
 
 
@@ -185,24 +184,20 @@ class _Trials:
         self._network, self._device = network, device
         self._x = network.random_inputs(_TRIED, torch.Generator().manual_seed(0)).to(device)
 
-    def rehearsal(self) -> NetworkBehavior:
-        """Carry them out.
-
-        Raises:
-            SpecError: the network cannot be trained.
-        """
-        with self._apart():
-            return self._rehearsal()
-
     @contextmanager
-    def _apart(self) -> Iterator[None]:
+    def apart(self) -> Iterator[None]:
         """Leave the states of random generators as they are, and no warning of foreign code: it comes in training."""
         accelerators = [self._device] if self._device.type == "cuda" else []
         with forked_randomness(accelerators), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
 
-    def _rehearsal(self) -> NetworkBehavior:
+    def rehearsal(self) -> NetworkBehavior:
+        """Carry them out, within `apart`.
+
+        Raises:
+            SpecError: the network cannot be trained.
+        """
         module = self._built()
         if not any(p.requires_grad for p in module.parameters()):
             raise self._refusal("has no parameter that can be trained", "Unfreeze one.")
@@ -217,7 +212,7 @@ class _Trials:
         random = generator_states() != states
         self._refuse_probabilities()
         after = dict(module.named_buffers())
-        keeps = before.keys() != after.keys() or any(not torch.equal(before[n], after[n]) for n in after)
+        keeps = before.keys() != after.keys() or not all(torch.equal(before[n], after[n]) for n in after)
         coupled = random or keeps or not self._is_mean_of_parts(gradient)
         return NetworkBehavior(
             contiguous_only=self._x.dim() == 4 and not self._runs(self._x, torch.channels_last),
@@ -263,22 +258,19 @@ class _Trials:
         return _close({n: (first[n] + second[n]) / 2 for n in gradient}, gradient)
 
     def stacks(self) -> bool:
-        """Return whether two models under `vmap` get the gradient that each gets alone."""
-        with self._apart():
-            return self._stacks(_gradient(self._built(), self._x))
-
-    def _stacks(self, gradient: Parameters) -> bool:
+        """Return whether two models under `vmap` get the gradient that each gets alone; within `apart`."""
+        gradient = _gradient(self._built(), self._x)
         module = self._built()
-        named = Copy(module).named
-        if len({id(t) for t in named.values()}) < len(named):
+        tensors = Copy(module).named
+        if len(set(map(id, tensors.values()))) < len(tensors):
             return False  # stacked, the names of one weight would come apart
-        rest = {n: t.detach() for n, t in named.items() if n not in gradient}
+        rest = {n: t.detach() for n, t in tensors.items() if n not in gradient}
 
         def loss(w: Parameters, x: Tensor) -> Tensor:
             return _trial_loss(call_with(module, {**w, **rest}, x))
 
         try:
-            twice = {n: torch.stack([named[n].detach()] * 2) for n in gradient}
+            twice = {n: torch.stack([tensors[n].detach()] * 2) for n in gradient}
             with warnings.catch_warnings():
                 # An operation that `vmap` repeats for each model gains nothing: refuse it.
                 warnings.simplefilter("error")
@@ -318,22 +310,22 @@ class _Trials:
 def _failure_of(module: nn.Module, x: Tensor) -> str:
     """Return the error of a pass over records x and its gradient, with the layer in which it arises."""
     entered: list[str] = []
-    hooks = []
+
+    def enter(name: str, *_: object) -> None:
+        entered.append(name)
 
     def leave(*_: object) -> None:
         entered.pop()
 
-    for name, layer in module.named_modules():
-        hooks.append(layer.register_forward_pre_hook(lambda *_, name=name: entered.append(name)))
-        hooks.append(layer.register_forward_hook(leave))
-    try:
-        _gradient(module, x)
-    except Exception as error:  # of foreign code
-        where = f"layer {entered[-1]}: " if entered and entered[-1] else ""
-        return where + one_line(error)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks:
+        for name, layer in module.named_modules():
+            hooks.enter_context(layer.register_forward_pre_hook(partial(enter, name)))
+            hooks.enter_context(layer.register_forward_hook(leave))
+        try:
+            _gradient(module, x)
+        except Exception as error:  # of foreign code
+            where = f"layer {entered[-1]}: " if entered and entered[-1] else ""
+            return where + one_line(error)
     return "a second pass does not fail"
 
 
@@ -383,15 +375,14 @@ class Traits:
     def of(cls, module: nn.Module, shown: NetworkBehavior, execution: Execution) -> Traits:
         """Return how to train a network that showed this in its rehearsal."""
         on_processor = torch.device(execution.device).type == "cpu"
+        has_convolutions = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
         return cls(
             random=shown.random,
             draws_answers=shown.draws_answers,
             compiled=execution.compile and not shown.random,  # what is compiled draws otherwise
             stackable=execution.strategy == "stacked" and shown.stackable,
             coupled=shown.coupled,
-            cached=on_processor
-            and execution.memory_format == "channels_last"
-            and any(isinstance(m, nn.Conv2d) for m in module.modules()),
+            cached=on_processor and execution.memory_format == "channels_last" and has_convolutions,
         )
 
     def parts(self, records: int, x: Tensor) -> int:
@@ -402,4 +393,6 @@ class Traits:
 
     def at_once(self, x: Tensor) -> float:
         """Return the number of images like `x` (n, c, h, w) that run fastest together; infinity for whole batches."""
-        return max(1.0, _PIXELS // math.prod(x.shape[2:])) if self.cached else math.inf
+        if not self.cached:
+            return math.inf
+        return max(1.0, _PIXELS // math.prod(x.shape[2:]))

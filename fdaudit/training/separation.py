@@ -22,7 +22,7 @@ steps, or below a relative size of 1e-8. They also cannot find effects outside P
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fdaudit.models.network import trainable_parameters
 from fdaudit.parallel.randomness import generator_states, seeded_randomness
 
-__all__ = ["Gradients", "coupling", "mixing_layer", "random_inputs", "trial_loss"]
+__all__ = ["Gradients", "coupling", "mixing_layer", "random_inputs", "restored_buffers", "trial_loss"]
 
 Gradients = Callable[[nn.Module, Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, dict[str, Tensor]]]
 """Maps a network, images (n, c, h, w) and a loss of outputs to the outputs, and by parameter gradients (n, *shape)."""
@@ -49,7 +49,7 @@ _CLOSE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _MARK = 8_105_226_641_733_019_842
 """The seed of the trials: no network sets this one by chance."""
 
-_Seen = dict[str, Tensor]
+_Tensors = dict[str, Tensor]
 
 
 def coupling(
@@ -90,16 +90,24 @@ def mixing_layer(module: nn.Module, x: Tensor, other: Tensor) -> str | None:
         x: records (n, ...).
         other: records of the same shape.
     """
+    with restored_buffers(module):
+        layers = _rows_by_layer(module, x)
+        changed_layers = _rows_by_layer(module, torch.cat([other[:1], x[1:]]))
+    for layer, changed in zip(layers, changed_layers, strict=False):
+        has_equal_inputs = _alike(layer.inputs, changed.inputs)
+        if has_equal_inputs and layer.outputs and not _alike(layer.outputs, changed.outputs):
+            return f"its layer {layer.name} is a {layer.kind}, which mixes the records of a batch"
+    return None
+
+
+@contextmanager
+def restored_buffers(module: nn.Module) -> Iterator[None]:
+    """Give a network's buffers their values back after passes that do not fail."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    first = _rows_by_layer(module, x)
-    second = _rows_by_layer(module, torch.cat([other[:1], x[1:]]))
+    yield
     with torch.no_grad():
         for name, buffer in module.named_buffers():
             buffer.copy_(buffers[name])
-    for one, two in zip(first, second, strict=False):
-        if _alike(one.inputs, two.inputs) and one.outputs and not _alike(one.outputs, two.outputs):
-            return f"its layer {one.name} is a {one.kind}, which mixes the records of a batch"
-    return None
 
 
 class _LayerRows(NamedTuple):
@@ -114,33 +122,26 @@ class _LayerRows(NamedTuple):
 def _rows_by_layer(module: nn.Module, x: Tensor) -> list[_LayerRows]:
     """Return the rows of each layer below the network's top, in the order in which the layers end."""
     by_layer: list[_LayerRows] = []
-    hooks = []
 
-    def ended(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
-        rows = _LayerRows(name, type(layer).__name__, _rest(inputs, len(x)), _rest(output, len(x)))
-        by_layer.append(rows)
+    def rest(value: object) -> list[Tensor]:
+        return [t[1:].detach() for t in _tensors(value) if t.shape[:1] == (len(x),)]
 
-    for name, layer in module.named_modules():
-        if name:
-            hooks.append(layer.register_forward_hook(partial(ended, name)))
-    try:
+    def leave(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
+        by_layer.append(_LayerRows(name, type(layer).__name__, rest(inputs), rest(output)))
+
+    with ExitStack() as hooks:
+        for name, layer in module.named_modules():
+            if name:
+                hooks.enter_context(layer.register_forward_hook(partial(leave, name)))
         with torch.no_grad(), _fixed_draws():
             module.train()(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return by_layer
 
 
-def _rest(value: object, records: int) -> list[Tensor]:
-    """Return the rows of all records but the first, of tensors with a row for each record."""
-    return [t[1:].detach() for t in _tensors(value) if t.shape[:1] == (records,)]
-
-
-def _alike(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
-    if not one:
+def _alike(rows: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    if not rows:
         return False
-    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(one, two, strict=True))
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(rows, others, strict=True))
 
 
 class _CouplingTest:
@@ -154,24 +155,25 @@ class _CouplingTest:
 
     def problem(self, x: Tensor, other: Tensor) -> str | None:
         """Return the failure when one of `other` replaces an image of x (n, c, h, w), or None."""
-        before, quiet = _copied(self._module), self._evaluated(x)
+        every = range(len(x))
+        state, evaluated = _copied(self._module), self._evaluated(x)
         if (draws := self._draws(x)) is not None:
             return draws
-        base = self._seen(x)
+        base = self._trained(x)
         if len(base["output"]) != len(x):
             return f"it makes {len(base['output'])} outputs of {len(x)} images"
-        if (name := _changed(before, self._module)) is not None:
+        if (name := _changed(state, self._module)) is not None:
             return f"a pass changes its {name}, which no gradient rule covers"
-        if (name := self._differs(base, self._seen(x), range(len(x)))) is not None:
+        if (name := self._differs(base, self._trained(x), every)) is not None:
             reason = "it keeps what it met, or has a generator of its own"
             return f"its {name} differs in two passes over the same images: {reason}"
         for j in (0, len(x) - 1):
-            tensors = self._seen(torch.cat([x[:j], other[j : j + 1], x[j + 1 :]]))
-            rest = [i for i in range(len(x)) if i != j]
-            if (name := self._differs(base, tensors, rest)) is not None:
+            replaced = self._trained(torch.cat([x[:j], other[j : j + 1], x[j + 1 :]]))
+            rest = [i for i in every if i != j]
+            if (name := self._differs(base, replaced, rest)) is not None:
                 return f"its {name} of one image depends on another image of the batch"
-        trained, evaluated, every = self._seen(x), self._evaluated(x), range(len(x))
-        if self._differs(base, trained, every) or self._differs(quiet, evaluated, every):
+        trained_later, evaluated_later = self._trained(x), self._evaluated(x)
+        if self._differs(base, trained_later, every) or self._differs(evaluated, evaluated_later, every):
             return "its output depends on images that it met before"
         return self._in_company(x)
 
@@ -207,7 +209,7 @@ class _CouplingTest:
                     return f"its {name} of one image depends on the size of the batch"
         return None
 
-    def _seen(self, x: Tensor) -> _Seen:
+    def _trained(self, x: Tensor) -> _Tensors:
         """Return outputs and per-sample gradients, from the same draws each time."""
         self._module.train()
         with _fixed_draws():
@@ -218,27 +220,26 @@ class _CouplingTest:
         sketches = {f"gradient of {n}": _sketch(g) for n, g in gradients.items()}
         return {"output": output.detach().clone()} | sketches
 
-    def _plain(self, x: Tensor) -> _Seen:
+    def _plain(self, x: Tensor) -> _Tensors:
         """Return outputs and gradients, one record at a time by plain differentiation."""
         with _fixed_draws():
             output = self._module.train()(x)
         tensors = {"output": output.detach()}
         if not self._free:
             return tensors
-        parameters = list(self._free.values())
-        rows = list[Sequence[Tensor]]()
-        for row in output.split(1):
-            loss = trial_loss(row)
-            rows.append(
-                torch.autograd.grad(
-                    loss, parameters, retain_graph=True, allow_unused=True, materialize_grads=True
-                )
-            )
-        for k, name in enumerate(self._free):
-            tensors[f"gradient of {name}"] = _sketch(torch.stack([gradients[k] for gradients in rows]))
+        gradient_of = partial(
+            torch.autograd.grad,
+            inputs=list(self._free.values()),
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        by_record = [gradient_of(trial_loss(row)) for row in output.split(1)]
+        for name, gradients in zip(self._free, zip(*by_record, strict=True), strict=True):
+            tensors[f"gradient of {name}"] = _sketch(torch.stack(gradients))
         return tensors
 
-    def _evaluated(self, x: Tensor) -> _Seen:
+    def _evaluated(self, x: Tensor) -> _Tensors:
         with _fixed_draws(), torch.no_grad():
             return {"output": self._module.eval()(x).clone()}
 
@@ -386,7 +387,7 @@ def random_inputs(n: int, input_shape: tuple[int, ...], seed: int, words: int = 
     return torch.rand(n, *input_shape, generator=generator, dtype=torch.float64)
 
 
-def _copied(module: nn.Module) -> _Seen:
+def _copied(module: nn.Module) -> _Tensors:
     """Return copies of all buffers and parameters."""
     tensors = {f"buffer {n}": b.detach().clone() for n, b in module.named_buffers()}
     return tensors | {f"parameter {n}": p.detach().clone() for n, p in module.named_parameters()}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fdaudit.config import Config
 from fdaudit.errors import TrainingDivergedError
 from fdaudit.models.network import trainable_parameters
-from fdaudit.training.optimizers import BETAS, OptimizerName, adam, moments_of, restore_moments, sgd
+from fdaudit.training.optimizers import BETAS, OptimizerName, moments_of, optimizer_of, restore_moments
 
 if TYPE_CHECKING:
     from fdaudit.training.trainer import Parameters
@@ -39,11 +39,14 @@ class Optimizer(Config):
 
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Return the optimiser over `parameters`."""
-        decay = self.weight_decay
-        if self.name == "sgd":
-            return sgd(parameters, self.lr, momentum=self.momentum, weight_decay=decay)
-        decoupled = self.name == "adamw"
-        return adam(parameters, self.lr, betas=self.betas, weight_decay=decay, decoupled=decoupled)
+        return optimizer_of(
+            self.name,
+            parameters,
+            self.lr,
+            momentum=self.momentum,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+        )
 
 
 class Learner:

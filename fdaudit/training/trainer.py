@@ -34,8 +34,8 @@ from fdaudit.parallel.threads import side_by_side
 from fdaudit.rng import SecretStream, child
 from fdaudit.training.execution import Execution
 from fdaudit.training.jobs import Fit, Fitted, Job, Parameters, draw_batches, finite, parameters_of
-from fdaudit.training.objectives import ClientStep, loss_function
-from fdaudit.training.optimizers import adam, annealed, moments_of, restore_moments, sgd
+from fdaudit.training.objectives import ClientStep
+from fdaudit.training.optimizers import annealed, moments_of, optimizer_of, restore_moments
 from fdaudit.training.private_step import Guard, Step, per_sample_gradients
 from fdaudit.training.replicas import Buildable, Copy, Traits, rehearsed
 
@@ -54,7 +54,6 @@ _PREDICT_BATCH = 1024
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
-_Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Trainer:
@@ -106,7 +105,6 @@ class Trainer:
             return self._fit_guarded(copy, job, job.guard, fit)
         copy.load(job.parameters)
         copy.module.train()
-        loss_of = loss_function(fit.objective, fit.temperature)
         free = self._free(copy)
         optimizer = _optimizer(list(free.values()), fit)
         restore_moments(optimizer, free, job.moments or {})
@@ -117,9 +115,9 @@ class Trainer:
             for step, batch in enumerate(_moved(job.batches, self.device)):
                 near = None
                 if anchor is not None:
-                    near = fit.mu / 2 * _distance({n: copy.named[n] for n in anchor}, anchor)
+                    near = fit.mu / 2 * _distance(copy.named, anchor)
                 optimizer.zero_grad(set_to_none=True)
-                losses.append(self._backward(copy, x, targets, batch, loss_of, near, fit, draws))
+                losses.append(self._backward(copy, x, targets, batch, near, fit, draws))
                 if fit.step.clips:
                     gradients = {name: p.grad for name, p in free.items() if p.grad is not None}
                     for name, gradient in fit.clipped(gradients).items():
@@ -135,21 +133,21 @@ class Trainer:
         x: Tensor,
         targets: Tensor,
         batch: Tensor,
-        loss_of: _Loss,
         near: Tensor | None,
         fit: Fit,
         draws: torch.Generator,
     ) -> Tensor:
         """Add the gradient of a batch's mean loss, and of `near`, to the parameters' gradients. Return the loss."""
-        parts, losses = batch.chunk(self._traits.parts(len(batch), x)), list[Tensor]()
+        parts = batch.chunk(self._traits.parts(len(batch), x))
+        losses = list[Tensor]()
         part_targets: Sequence[Tensor] = ()
         for number, part in enumerate(parts):
             inputs = self._images(fit.augmented(_rows(x, part), draws))
             logits = self._logits(copy.forward, inputs)
             if not part_targets:  # a weighted mean has its weights from the whole batch
                 batch_targets = fit.targets(_rows(targets, batch), logits.shape[1])
-                part_targets = batch_targets.split([len(one) for one in parts])
-            loss = loss_of(logits, part_targets[number])
+                part_targets = batch_targets.split(list(map(len, parts)))
+            loss = fit.loss(logits, part_targets[number])
             if len(parts) > 1:  # every objective is a mean over records
                 loss = loss * (len(part) / len(batch))
             losses.append(loss.detach())
@@ -166,82 +164,83 @@ class Trainer:
         optimizer = _optimizer(list(free.values()), fit)
         restore_moments(optimizer, free, job.moments or {})
         anchor = self._anchor(job, fit)
-        steps = []
+        losses, batches = list[Tensor](), list[Tensor]()
         for number, step in enumerate(self._guarded_steps(copy, job, guard, fit)):
             for name, tensor in free.items():
                 near = 0 if anchor is None else fit.mu * (tensor.detach() - anchor[name])
                 tensor.grad = step.gradient[name] + near
             _set_rate(optimizer, fit, number, guard.steps)
             optimizer.step()
-            steps.append(step)
+            losses.append(step.loss)
+            batches.append(step.batch)
         moments = {} if job.moments is None else moments_of(optimizer, free)
-        return Fitted(copy.unload(), _table([s.loss for s in steps]), moments, [s.batch for s in steps])
+        return Fitted(copy.unload(), _table(losses), moments, batches)
 
     def _guarded_steps(self, copy: Copy, job: Job, guard: Guard, fit: Fit) -> Iterator[Step]:
         """Yield the guard's steps, each computed at the current parameters."""
         copy.module.train()
         if fit.step != ClientStep():
-            raise ValueError(
-                "a rule on records' gradients has its own clip and a mean loss. Leave out the step's."
-            )
-        mean_of, draws = loss_function(fit.objective, fit.temperature), _augmenting(job)
+            problem = "a rule on records' gradients has its own clip and a mean loss. Leave out the step's."
+            raise ValueError(problem)
+        draws = _augmenting(job)
         x, targets = job.x.to(self.device), job.targets.to(self.device)
 
         def losses(records: Tensor) -> Tensor:  # every objective is a mean over records
             inputs = self._images(fit.augmented(_rows(x, records), draws))
             inputs.requires_grad_(inputs.is_floating_point())
-            return mean_of(copy.module(inputs), _rows(targets, records)) * len(records)
+            return fit.loss(copy.module(inputs), _rows(targets, records)) * len(records)
 
         with per_sample_gradients(copy.module):
             for _ in range(guard.steps):
                 yield guard.step(copy.module, len(x), losses)
 
     def _fit_stacked(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
-        names = list(self._named)
-        stacked = {n: torch.stack([j.parameters[n].to(self.device) for j in jobs]) for n in names}
-        free = {n: t.requires_grad_() for n, t in stacked.items() if n in self._trainable}
-        buffers = {n: t for n, t in stacked.items() if n not in self._trainable}
-        loss_of = loss_function(fit.objective, fit.temperature)
+        free, buffers, proximal = Parameters(), Parameters(), Parameters()
+        for name in self._named:
+            stacked = torch.stack([job.parameters[name].to(self.device) for job in jobs])
+            if name in self._trainable:
+                free[name] = stacked.requires_grad_()
+            else:
+                buffers[name] = stacked
         optimizer = _optimizer(list(free.values()), fit)
-        proximal: Parameters = {}
         if fit.mu:
             anchors = [anchor for job in jobs if (anchor := self._anchor(job, fit)) is not None]
-            for n in free:
-                proximal[n] = torch.stack([anchor[n] for anchor in anchors])
-        inputs = [j.x.to(self.device) for j in jobs]
-        targets = [j.targets.to(self.device) for j in jobs]
-        batches = [_moved(j.batches, self.device) for j in jobs]
-        draws = [_augmenting(j) for j in jobs]
+            for name in free:
+                proximal[name] = torch.stack([anchor[name] for anchor in anchors])
+        inputs = [job.x.to(self.device) for job in jobs]
+        targets = [job.targets.to(self.device) for job in jobs]
+        batches = [_moved(job.batches, self.device) for job in jobs]
+        draws = list(map(_augmenting, jobs))
         self._module.train()
 
-        def one(
-            w: Parameters, rest: Parameters, a: Parameters, xb: Tensor, yb: Tensor
+        def one_model(
+            w: Parameters, rest: Parameters, anchor: Parameters, x: Tensor, y: Tensor
         ) -> tuple[Tensor, Tensor]:
-            logits = self._logits(partial(call_with, self._module, {**w, **rest}), xb)
-            plain = loss_of(logits, fit.targets(yb, logits.shape[1]))
-            if not a:
+            logits = self._logits(partial(call_with, self._module, {**w, **rest}), x)
+            plain = fit.loss(logits, fit.targets(y, logits.shape[1]))
+            if not anchor:
                 return plain, plain
-            return plain + fit.mu / 2 * _distance(w, a), plain
+            return plain + fit.mu / 2 * _distance(w, anchor), plain
 
-        advance = vmap(grad_and_value(one, has_aux=True))
+        advance = vmap(grad_and_value(one_model, has_aux=True))
         losses = []
-        for step in range(len(jobs[0].batches)):
-            indices = [b[step] for b in batches]
-            xb, yb = _stacked_rows(inputs, indices), _stacked_rows(targets, indices)
+        for step, indices in enumerate(zip(*batches, strict=True)):
+            x, y = _stacked_rows(inputs, indices), _stacked_rows(targets, indices)
             if fit.augmentation is not None:
-                xb = torch.stack([fit.augmented(x, own) for x, own in zip(xb, draws, strict=True)])
-            detached = {n: t.detach() for n, t in free.items()}
-            gradients, (_, plain) = advance(detached, buffers, proximal, xb, yb)
+                x = torch.stack([fit.augmented(images, own) for images, own in zip(x, draws, strict=True)])
+            detached = {name: tensor.detach() for name, tensor in free.items()}
+            gradients, (_, plain) = advance(detached, buffers, proximal, x, y)
             gradients = fit.clipped(gradients, len(jobs))
-            for n, t in free.items():
-                t.grad = gradients[n]
+            for name, tensor in free.items():
+                tensor.grad = gradients[name]
             _set_rate(optimizer, fit, step, len(jobs[0].batches))
             optimizer.step()
             losses.append(plain.detach())
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(jobs))
+        tensors = free | buffers
         fitted = []
         for k, job in enumerate(jobs):
-            parameters = {n: stacked[n][k].detach().clone() for n in names}
+            parameters = {name: tensors[name][k].detach().clone() for name in self._named}
             fitted.append(Fitted(parameters, table[:, k], batches=job.batches))
         return fitted
 
@@ -266,8 +265,7 @@ class Trainer:
         targets = _rows(job.targets, batch).to(self.device)
         with self.randomness(job.seed):
             logits = copy.module(x)
-            targets = fit.targets(targets, logits.shape[1])
-            loss = loss_function(fit.objective, fit.temperature)(logits, targets)
+            loss = fit.loss(logits, fit.targets(targets, logits.shape[1]))
         free = self._free(copy)
         values = torch.autograd.grad(loss, list(free.values()), materialize_grads=True)
         clipped = fit.clipped(dict(zip(free, values, strict=True)))
@@ -350,8 +348,9 @@ class Trainer:
 
     def _workers(self, pieces: int) -> int:
         # Draws come from the global generators, and compilers are no friends of threads: such work takes turns.
-        alone = self._traits.random or self._traits.compiled or self.device.type != "cpu"
-        return 1 if alone else min(self.execution.threads, pieces)
+        if self._traits.random or self._traits.compiled or self.device.type != "cpu":
+            return 1
+        return min(self.execution.threads, pieces)
 
     def _build(self) -> Copy:
         network = self.architecture.build(torch.Generator().manual_seed(0))
@@ -380,10 +379,14 @@ class Trainer:
 
 
 def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:
-    if fit.optimizer == "sgd":
-        return sgd(tensors, fit.lr, momentum=fit.momentum, weight_decay=fit.weight_decay)
-    decoupled = fit.optimizer == "adamw"
-    return adam(tensors, fit.lr, betas=fit.betas, weight_decay=fit.weight_decay, decoupled=decoupled)
+    return optimizer_of(
+        fit.optimizer,
+        tensors,
+        fit.lr,
+        momentum=fit.momentum,
+        betas=fit.betas,
+        weight_decay=fit.weight_decay,
+    )
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, fit: Fit, step: int, steps: int) -> None:
@@ -419,8 +422,8 @@ def _stacked_rows(tensors: Sequence[Tensor], batches: Sequence[Tensor]) -> Tenso
 
 
 def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Return the squared ℓ2 distance between two sets of named tensors."""
-    return torch.stack([(a[n] - b[n]).square().sum() for n in a]).sum()
+    """Return the squared ℓ2 distance between the tensors b and those of the same names in a."""
+    return torch.stack([(a[name] - tensor).square().sum() for name, tensor in b.items()]).sum()
 
 
 def _table(losses: Sequence[Tensor]) -> Tensor:

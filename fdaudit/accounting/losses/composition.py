@@ -29,7 +29,7 @@ from fdaudit.accounting.losses.pairs import (
     grouped_losses,
     sampled_losses,
 )
-from fdaudit.accounting.losses.tails import FAR, Loss, tail
+from fdaudit.accounting.losses.tails import FAR, Losses, tail
 from fdaudit.events import DiscreteGaussian, Gaussian, Relation, SampledGaussian
 
 __all__ = [
@@ -78,6 +78,87 @@ class _Runs:
     unlike: float = 0.0
     """Probability that a replacement differs from the original."""
 
+    @classmethod
+    def of(cls, charges: Charges) -> _Runs:
+        """Return charges by the pairs of their runs."""
+        runs, whole = cls(), Counter[DiscreteGaussian]()
+        for charge, n in charges.items():
+            if isinstance(charge, Selected):
+                raise TypeError(
+                    "losses: the best of several runs has a Rényi curve, and no loss distribution"
+                )
+            if isinstance(charge, Drawn):
+                if charge.drawn == charge.clients:
+                    runs.ratios.append(math.sqrt(n * charge.steps) / charge.noise)
+                else:
+                    runs.drawn[charge.noise, charge.rate] += n * charge.steps
+            elif isinstance(charge, DiscreteGaussian):
+                whole[charge] += n * charge.count
+            elif isinstance(charge, Grouped):
+                noise, rate = charge.event.scale / charge.event.sensitivity, charge.event.sample_rate
+                runs.grouped[noise, rate, charge.size] += n * charge.count
+            elif isinstance(charge, SampledGaussian) and charge.sample_rate < 1:
+                noise = charge.scale / charge.sensitivity
+                runs.sampled[noise, charge.sample_rate, charge.relation] += n * charge.count
+            elif isinstance(charge, Gaussian | SampledGaussian):
+                runs.ratios.append(signal_to_noise(charge, n))
+            else:
+                runs.pure[pure_each(charge)] += n * charge.count
+        runs._add_discrete(whole)
+        return runs
+
+    def _add_discrete(self, whole: Mapping[DiscreteGaussian, int]) -> None:
+        """Replace discrete Gaussians by Gaussians with a little less noise.
+
+        Let x be N(μ, σ² - s²) with a whole μ, and let y be a whole number drawn with probability in proportion to
+        exp(-(y - x)²/2s²). Write e(t) = 2 Σ_{n>=1} exp(-2π²n²t²). By Poisson's summation formula Σ_j N(j - x; 0, s²) is
+        at least 1 - e(s), so that P[y = k] <= N(k; μ, σ²) / (1 - e(s)). A discrete Gaussian of parameter σ around μ has
+        probability at least N(k; μ, σ²) / (1 + e(σ)) at k. It therefore equals y except for a probability of e(s) +
+        e(σ), and y is computed from x. Whole numbers of ℓ2 sensitivity Δ change in at most Δ² places; the other places
+        reveal nothing. So a release is computed from the Gaussian one of variance σ² - s², except for a probability of
+        Δ² (e(s) + e(σ)), in which the release may reveal everything.
+
+        Smaller noise on values of Δ² < 4 is counted exactly: at most Δ² places change, each by one. Otherwise it is
+        counted by zero-concentrated DP (Canonne, Kamath & Steinke 2020, Theorem 4).
+        """
+        places = math.fsum(n * math.ceil(c.sensitivity**2) for c, n in whole.items())
+        # s²; 5 exceeds 2 for each of two sums of e.
+        less = math.log(5 * max(places, 1.0) / UNLIKE) / (2 * math.pi**2)
+        for charge, n in whole.items():
+            if charge.scale**2 >= 2 * less:
+                noise = math.sqrt(charge.scale**2 - less)
+                self.ratios.append(math.sqrt(n) * charge.sensitivity / noise)
+                self.unlike = UNLIKE
+            elif charge.sensitivity**2 < _ONE_BY_ONE:
+                self.discrete[charge.scale] += n * math.floor(charge.sensitivity**2 + _WHOLE)
+            else:
+                self.concentrated += n * (charge.sensitivity / charge.scale) ** 2 / 2
+
+    def cell(self, coarser: float) -> float:
+        """Return the width of the grid's cells: small beside the losses of every run, if there is room for so many.
+
+        Rounding adds about a quarter of a squared cell to the variance of each run's loss, so many quiet runs need
+        small cells.
+        """
+        kinds = (self.sampled, self.grouped, self.drawn)
+        count = self.pure.total() + sum(kind.total() for kind in kinds)
+        cell = coarser * (_GRID if count <= _MANY else _FINE_GRID)
+        spreads, quietest, loudest = list(self.ratios), math.inf, 0.0
+        for kind in kinds:
+            for (noise, rate, *_), n in kind.items():
+                # The standard deviation of a run's loss, and its largest loss: the tail has a probability of 1e-22.
+                typical = rate * math.sqrt(math.expm1(min(noise**-2, FAR)))
+                largest = float(np.logaddexp(0.0, math.log(rate) + (FARTHEST + 0.5 / noise) / noise))
+                spreads.append(typical * math.sqrt(n))
+                quietest, loudest = min(quietest, typical), max(loudest, largest)
+        if math.isinf(quietest):
+            return cell
+        spread = math.hypot(*spreads)
+        widest = 20 * spread + spread**2 + math.fsum(eps * n for eps, n in self.pure.items())
+        needed = max(quietest / _CELLS_OF_A_RUN, widest / _MOST_CELLS, loudest / _MOST_CELLS_OF_A_RUN)
+        # Powers of two of one width, so that steps are used again.
+        return cell * min(1.0, 2.0 ** math.floor(math.log2(needed / _GRID)) * _GRID / cell)
+
 
 def losses(charges: Charges, coarser: float = 1) -> Any:
     """Return the composed privacy-loss distribution, a `dp_accounting` object with losses rounded up to the grid.
@@ -106,8 +187,8 @@ def _factors(charges: Charges, coarser: float) -> tuple[float, list[tuple[Any, i
     from dp_accounting.pld.common import DifferentialPrivacyParameters
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism, from_privacy_parameters
 
-    runs = _sorted(charges)
-    grid = _cell(runs, coarser)
+    runs = _Runs.of(charges)
+    grid = runs.cell(coarser)
     factors = list[tuple[Any, int]]()
     ratio = math.hypot(*runs.ratios)
     if ratio:
@@ -125,32 +206,6 @@ def _factors(charges: Charges, coarser: float) -> tuple[float, list[tuple[Any, i
     for parameters, n in stated:
         factors.append((from_privacy_parameters(parameters, value_discretization_interval=grid), n))
     return grid, factors
-
-
-def _cell(runs: _Runs, coarser: float) -> float:
-    """Return the width of the grid's cells: small beside the losses of every run, if there is room for so many cells.
-
-    Rounding adds about a quarter of a squared cell to the variance of each run's loss, so many quiet runs need small
-    cells.
-    """
-    kinds = (runs.sampled, runs.grouped, runs.drawn)
-    count = runs.pure.total() + sum(kind.total() for kind in kinds)
-    cell = coarser * (_GRID if count <= _MANY else _FINE_GRID)
-    spreads, quietest, loudest = list(runs.ratios), math.inf, 0.0
-    for kind in kinds:
-        for (noise, rate, *_), n in kind.items():
-            # The standard deviation of a run's loss, and its largest loss, where the tail has a probability of 1e-22.
-            typical = rate * math.sqrt(math.expm1(min(noise**-2, FAR)))
-            largest = float(np.logaddexp(0.0, math.log(rate) + (FARTHEST + 0.5 / noise) / noise))
-            spreads.append(typical * math.sqrt(n))
-            quietest, loudest = min(quietest, typical), max(loudest, largest)
-    if math.isinf(quietest):
-        return cell
-    spread = math.hypot(*spreads)
-    widest = 20 * spread + spread**2 + math.fsum(eps * n for eps, n in runs.pure.items())
-    needed = max(quietest / _CELLS_OF_A_RUN, widest / _MOST_CELLS, loudest / _MOST_CELLS_OF_A_RUN)
-    # Powers of two of one width, so that steps are used again.
-    return cell * min(1.0, 2.0 ** math.floor(math.log2(needed / _GRID)) * _GRID / cell)
 
 
 def epsilon_by_losses(charges: Charges, delta: float, coarser: float = 1) -> float:
@@ -175,9 +230,9 @@ def tail_epsilons(charges: Charges, deltas: NDArray[np.float64], coarser: float 
         coarser: factor by which the grid is widened.
     """
     grid, factors = _factors(charges, coarser)
-    sides = [[(Loss.of(one._pmf_remove), n) for one, n in factors]]
+    sides = [[(Losses.of(one._pmf_remove), n) for one, n in factors]]
     if not all(one._symmetric for one, _ in factors):
-        sides.append([(Loss.of(one._pmf_add), n) for one, n in factors])
+        sides.append([(Losses.of(one._pmf_add), n) for one, n in factors])
     epsilons = np.zeros(len(deltas))
     decades = np.floor(np.log10(deltas))
     for decade in np.unique(decades):
@@ -193,59 +248,3 @@ def at_delta(distribution: Any, delta: float) -> float:
     if usable <= 0:
         return math.inf
     return float(distribution.get_epsilon_for_delta(usable))
-
-
-def _sorted(charges: Charges) -> _Runs:
-    runs, whole = _Runs(), Counter[DiscreteGaussian]()
-    for charge, n in charges.items():
-        if isinstance(charge, Selected):
-            raise TypeError("losses: the best of several runs has a Rényi curve, and no loss distribution")
-        if isinstance(charge, Drawn):
-            g = charge.gaussian
-            noise = g.scale / (g.sensitivity * math.sqrt(g.count))
-            if charge.drawn == charge.clients:
-                runs.ratios.append(math.sqrt(n * charge.steps) / noise)
-            else:
-                runs.drawn[noise, charge.rate] += n * charge.steps
-        elif isinstance(charge, DiscreteGaussian):
-            whole[charge] += n * charge.count
-        elif isinstance(charge, Grouped):
-            noise, rate = charge.event.scale / charge.event.sensitivity, charge.event.sample_rate
-            runs.grouped[noise, rate, charge.size] += n * charge.count
-        elif isinstance(charge, SampledGaussian) and charge.sample_rate < 1:
-            noise = charge.scale / charge.sensitivity
-            runs.sampled[noise, charge.sample_rate, charge.relation] += n * charge.count
-        elif isinstance(charge, Gaussian | SampledGaussian):
-            runs.ratios.append(signal_to_noise(charge, n))
-        else:
-            runs.pure[pure_each(charge)] += n * charge.count
-    _add_whole(runs, whole)
-    return runs
-
-
-def _add_whole(runs: _Runs, whole: Mapping[DiscreteGaussian, int]) -> None:
-    """Replace discrete Gaussians by Gaussians with a little less noise.
-
-    Let x be N(μ, σ² - s²) with a whole μ, and let y be a whole number drawn with probability in proportion to exp(-(y -
-    x)²/2s²). Write e(t) = 2 Σ_{n>=1} exp(-2π²n²t²). By Poisson's summation formula Σ_j N(j - x; 0, s²) is at least 1 -
-    e(s), so that P[y = k] <= N(k; μ, σ²) / (1 - e(s)). A discrete Gaussian of parameter σ around μ has probability at
-    least N(k; μ, σ²) / (1 + e(σ)) at k. It therefore equals y except for a probability of e(s) + e(σ), and y is
-    computed from x. Whole numbers of ℓ2 sensitivity Δ change in at most Δ² places; the other places reveal nothing. So
-    a release is computed from the Gaussian one of variance σ² - s², except for a probability of Δ² (e(s) + e(σ)), in
-    which the release may reveal everything.
-
-    Smaller noise on values of Δ² < 4 is counted exactly: at most Δ² places change, each by one. Otherwise it is counted
-    by zero-concentrated DP (Canonne, Kamath & Steinke 2020, Theorem 4).
-    """
-    places = math.fsum(n * math.ceil(c.sensitivity**2) for c, n in whole.items())
-    # s²; 5 exceeds 2 for each of two sums of e.
-    less = math.log(5 * max(places, 1.0) / UNLIKE) / (2 * math.pi**2)
-    for charge, n in whole.items():
-        if charge.scale**2 >= 2 * less:
-            noise = math.sqrt(charge.scale**2 - less)
-            runs.ratios.append(math.sqrt(n) * charge.sensitivity / noise)
-            runs.unlike = UNLIKE
-        elif charge.sensitivity**2 < _ONE_BY_ONE:
-            runs.discrete[charge.scale] += n * math.floor(charge.sensitivity**2 + _WHOLE)
-        else:
-            runs.concentrated += n * (charge.sensitivity / charge.scale) ** 2 / 2

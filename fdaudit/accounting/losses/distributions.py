@@ -16,53 +16,12 @@ from numpy.typing import NDArray
 
 from fdaudit.accounting.charges import Charge, Charges, Grouped
 from fdaudit.accounting.losses.composition import losses
+from fdaudit.accounting.losses.tails import Losses
 from fdaudit.events import Gaussian, SampledGaussian
 
 __all__ = ["Distribution", "Exported", "Losses", "composed", "exported"]
 
 Values = NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Losses:
-    """A privacy loss on a grid, rounded up: `probabilities[i]` is that of the loss grid * (lower + i).
-
-    Attributes:
-        grid: distance between two losses.
-        lower: the first loss, as a multiple of the grid.
-        infinity: the probability of an infinite loss.
-        probabilities: (n,) of the losses from the first on.
-    """
-
-    grid: float
-    lower: int
-    infinity: float
-    probabilities: Values
-
-    def epsilons(self, deltas: Values) -> Values:
-        """Return the least ε >= 0 at each δ; infinite if the infinite loss by itself is as likely as δ.
-
-        δ(ε) = infinity + Σ p (1 - e^(ε - loss)) over losses above ε (Sommer, Meiser & Mohammadi 2019, Lemma 5).
-        """
-        first = max(0, 1 - self.lower)
-        values = self.grid * (self.lower + np.arange(first, len(self.probabilities)))
-        weights = self.probabilities[first:]
-        mass = self.infinity + np.cumsum(weights[::-1])[::-1]
-        scaled = np.cumsum((weights * np.exp(-values))[::-1])[::-1]
-        with np.errstate(over="ignore", invalid="ignore"):  # losses so large that the term vanishes
-            at = mass - np.exp(values) * scaled
-        epsilons = np.zeros(len(deltas))
-        for i, delta in enumerate(deltas):
-            fits = np.flatnonzero(at <= delta)
-            if delta <= self.infinity:
-                epsilons[i] = np.inf
-            elif len(fits):
-                k = fits[0]
-                ratio = (mass[k] - delta) / scaled[k] if scaled[k] > 0 else 1.0
-                epsilons[i] = min(np.log(max(ratio, 1.0)), values[k])
-            elif len(values):
-                epsilons[i] = values[-1]
-        return epsilons
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,20 +46,10 @@ class Distribution:
 def composed(client: str, charges: Charges) -> Distribution:
     """Return the composed distribution of all charges; takes about a second."""
     composition = losses(charges)
-    remove = add = _plain(composition._pmf_remove)
+    remove = add = Losses.of(composition._pmf_remove)
     if not composition._symmetric:
-        add = _plain(composition._pmf_add)
+        add = Losses.of(composition._pmf_add)
     return Distribution(client=client, remove=remove, add=add)
-
-
-def _plain(pmf: Any) -> Losses:
-    dense = pmf.to_dense_pmf()
-    return Losses(
-        grid=float(dense._discretization),
-        lower=int(dense._lower_loss),
-        infinity=float(dense._infinity_mass),
-        probabilities=np.asarray(dense._probs, dtype=np.float64),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,19 @@
-"""The far tail of a composed privacy loss, for δ below the rounding errors of plain Fourier transforms."""
+"""Privacy losses on a grid, and the far tail of a composed one: δ below the rounding errors of Fourier transforms."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FAR", "Loss", "tail"]
+__all__ = ["FAR", "Losses", "tail"]
+
+Values = NDArray[np.float64]
 
 FAR = 600.0
 """Largest loss with a finite exponential, with room for products."""
@@ -19,27 +22,68 @@ _UNSEEN = 45.0
 """Minus the logarithm of a probability that no sum of probabilities shows."""
 
 
-@dataclass(frozen=True, eq=False)
-class Loss:
-    """The loss of one run on the grid: cell numbers (n,), their probabilities (n,), and that of an infinite loss."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Losses:
+    """A privacy loss on a grid, rounded up: `probabilities[i]` is that of the loss grid * (lower + i).
 
-    cells: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
+    Attributes:
+        grid: distance between two losses.
+        lower: the first loss, as a multiple of the grid.
+        infinity: the probability of an infinite loss.
+        probabilities: (n,) of the losses from the first on.
+    """
+
+    grid: float
+    lower: int
     infinity: float
+    probabilities: Values
 
     @classmethod
-    def of(cls, pmf: Any) -> Loss:
+    def of(cls, pmf: Any) -> Losses:
         """Return the distribution of a `dp_accounting` object."""
         dense = pmf.to_dense_pmf()
-        probabilities = np.asarray(dense._probs, dtype=np.float64)
-        cells = int(dense._lower_loss) + np.arange(len(probabilities))
-        return cls(cells, probabilities, float(dense._infinity_mass))
+        return cls(
+            grid=float(dense._discretization),
+            lower=int(dense._lower_loss),
+            infinity=float(dense._infinity_mass),
+            probabilities=np.asarray(dense._probs, dtype=np.float64),
+        )
+
+    @cached_property
+    def cells(self) -> NDArray[np.int64]:
+        """Return the losses (n,) as multiples of the grid."""
+        return self.lower + np.arange(len(self.probabilities))
+
+    def epsilons(self, deltas: Values) -> Values:
+        """Return the least ε >= 0 at each δ; infinite if the infinite loss by itself is as likely as δ.
+
+        δ(ε) = infinity + Σ p (1 - e^(ε - loss)) over losses above ε (Sommer, Meiser & Mohammadi 2019, Lemma 5).
+        """
+        first = max(0, 1 - self.lower)
+        values = self.grid * (self.lower + np.arange(first, len(self.probabilities)))
+        weights = self.probabilities[first:]
+        mass = self.infinity + np.cumsum(weights[::-1])[::-1]
+        scaled = np.cumsum((weights * np.exp(-values))[::-1])[::-1]
+        with np.errstate(over="ignore", invalid="ignore"):  # losses so large that the term vanishes
+            at = mass - np.exp(values) * scaled
+        epsilons = np.zeros(len(deltas))
+        for i, delta in enumerate(deltas):
+            fits = np.flatnonzero(at <= delta)
+            if delta <= self.infinity:
+                epsilons[i] = np.inf
+            elif len(fits):
+                k = fits[0]
+                ratio = (mass[k] - delta) / scaled[k] if scaled[k] > 0 else 1.0
+                epsilons[i] = min(np.log(max(ratio, 1.0)), values[k])
+            elif len(values):
+                epsilons[i] = values[-1]
+        return epsilons
 
     def mean(self, tilt: float) -> float:
         """Return the mean cell after tilting."""
         return float(self.tilted(tilt)[0] @ self.cells)
 
-    def tilted(self, tilt: float) -> tuple[NDArray[np.float64], float]:
+    def tilted(self, tilt: float) -> tuple[Values, float]:
         """Return p e^(tilt * cell) divided by its sum, and the logarithm of that sum."""
         with np.errstate(divide="ignore"):
             logs = np.log(self.probabilities) + tilt * self.cells
@@ -49,7 +93,7 @@ class Loss:
         return weights / total, largest + math.log(total)
 
 
-def tail(side: Sequence[tuple[Loss, int]], grid: float, deltas: NDArray[np.float64]) -> NDArray[np.float64]:
+def tail(side: Sequence[tuple[Losses, int]], grid: float, deltas: Values) -> Values:
     """Return ε (n,) at tiny δ (n,) of one decade, from loss distributions that are tilted before they are composed.
 
     A Fourier transform makes errors of about 1e-15 in every probability, more than a tiny δ allows. Let P be the
@@ -80,11 +124,11 @@ def tail(side: Sequence[tuple[Loss, int]], grid: float, deltas: NDArray[np.float
     return epsilons
 
 
-def _cumulant(side: Sequence[tuple[Loss, int]], tilt: float) -> float:
+def _cumulant(side: Sequence[tuple[Losses, int]], tilt: float) -> float:
     return math.fsum(n * loss.tilted(tilt)[1] for loss, n in side)
 
 
-def _saddle(side: Sequence[tuple[Loss, int]], grid: float, delta: float) -> float:
+def _saddle(side: Sequence[tuple[Losses, int]], grid: float, delta: float) -> float:
     """Return the tilt, per cell, at which Chernoff's bound on P(loss > mean of the tilted loss) is δ."""
     low, high = 1e-9 * grid, 1e5 * grid
     while high / low > 1 + 1e-3:
@@ -97,7 +141,7 @@ def _saddle(side: Sequence[tuple[Loss, int]], grid: float, delta: float) -> floa
     return low
 
 
-def _window(side: Sequence[tuple[Loss, int]], tilt: float) -> tuple[int, int]:
+def _window(side: Sequence[tuple[Losses, int]], tilt: float) -> tuple[int, int]:
     """Return the first cell, and the number of cells, outside which the tilted loss has no probability to speak of.
 
     By Chernoff's bound, P(loss > x) <= exp(K(s) - K(0) - sx) for every s > 0, and in the same way below.
@@ -111,7 +155,7 @@ def _window(side: Sequence[tuple[Loss, int]], tilt: float) -> tuple[int, int]:
     return least, 1 << math.ceil(math.log2(most - least + 1))
 
 
-def _least_epsilon(values: NDArray[np.float64], mass: NDArray[np.float64], delta: float) -> float:
+def _least_epsilon(values: Values, mass: Values, delta: float) -> float:
     """Return the least ε >= 0 with Σ mass (1 - e^(ε - value)) <= δ over values above ε."""
     positive = values > 0
     values, mass = values[positive], mass[positive]

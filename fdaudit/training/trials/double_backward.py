@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -72,21 +73,16 @@ def _differentiate_twice(loss: Tensor, x: Tensor, module: nn.Module) -> None:
 def _layer_of_one_backward(module: nn.Module, x: Tensor) -> str:
     """Return the first innermost layer that fails alone, as the beginning of a sentence; empty if none does."""
     inputs: dict[str, Tensor] = {}
-    hooks = []
 
     def keep(name: str, _: nn.Module, arguments: tuple[object, ...]) -> None:
         if len(arguments) == 1 and isinstance(arguments[0], Tensor) and arguments[0].is_floating_point():
             inputs.setdefault(name, arguments[0].detach().clone())
 
     layers = {name: layer for name, layer in module.named_modules() if name and not list(layer.children())}
-    for name, layer in layers.items():
-        hooks.append(layer.register_forward_pre_hook(partial(keep, name)))
-    try:
-        with torch.no_grad():
-            call_with(module, {}, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_pre_hook(partial(keep, name)))
+        call_with(module, {}, x)
     for name, layer_input in inputs.items():
         layer_input.requires_grad_()
         try:
