@@ -17,6 +17,7 @@ from fdaudit.metrics import (
     score_class_evaluation,
     score_class_reconstruction,
 )
+from fdaudit.scoring.galleries import unused_records
 from fdaudit.types import Figure
 
 if TYPE_CHECKING:
@@ -132,15 +133,9 @@ def _beside(
 
 def _strangers(case: Case) -> Bystanders | None:
     """Return the records that no client trains on and that neither an adversary nor the evaluator has seen."""
-    splits, dataset = case.splits, case.dataset
-    unused = torch.ones(len(dataset.y), dtype=torch.bool)
-    unused[splits.auxiliary] = False
-    unused[splits.proxy] = False
-    for client in splits.clients:
-        unused[client.train] = False
-        unused[client.canaries] = False
+    dataset, unused = case.dataset, unused_records(case, case.clients)
     if dataset.test_y is None:  # else the test records are no part of the dataset's own
-        unused[splits.test] = False
+        unused[case.splits.test] = False
     rows = unused.nonzero().flatten()
     if not len(rows):
         return None

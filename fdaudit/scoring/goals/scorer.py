@@ -84,7 +84,7 @@ class GoalScorer(ABC, Generic[G]):
     """The form in which an external red team hands guesses in; None if it cannot."""
 
     def __init__(self, inputs: ScoringInputs) -> None:
-        self.truth, self.case = inputs.truth, inputs.truth.case
+        self.inputs, self.truth, self.case = inputs, inputs.truth, inputs.truth.case
         self.scores = EvidenceScores(self.case.seed)
 
     @classmethod
