@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.events import Relation
-from fdaudit.metrics._arrays import Flags, Floats, flags, probability, vector
+from fdaudit.metrics._arrays import flags, probability, vector
 from fdaudit.metrics._guessed import GuessNumber, OneRunDesign, counted, evenly, finite_claim, known, tried
 from fdaudit.metrics.claims.claim_test import choose, lower_bound
 
@@ -97,7 +97,15 @@ def epsilon_lower_bound(
         if pair is not None:
             problem = f"has no meaning under {design}"
             raise UsageError("pair", pair, problem, "Give it with design 'matched-pairs', and there only.")
-        return _of_runs(values, truth, delta, alpha, guesses)
+        if guesses is not None:
+            raise UsageError("guesses", guesses, f"has no meaning under {design}", "Leave it out.")
+        p, q = values[truth], values[~truth]
+        if min(len(p), len(q)) < 2:
+            problem = "are too few runs with and without the candidate"
+            raise UsageError("member", (len(p), len(q)), problem, "Give at least two of each.")
+        # The threshold is chosen on every other run, and bounded on the rest.
+        distinguisher = choose(p[::2], q[::2], delta=delta, failure=alpha)
+        return lower_bound(distinguisher, p[1::2], q[1::2], delta=delta, failure=alpha)
     coin_guesses = tried(values, truth, design, relation, pair, guesses, _family)
     bounds = []
     for right, r, share in coin_guesses.counts:
@@ -204,9 +212,6 @@ def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> in
     return high
 
 
-# -- independent runs ---------------------------------------------------------------------------------------------
-
-
 def _family(design: OneRunDesign, coins: int) -> list[GuessNumber]:
     """Return the tried numbers of guesses for a number of coins, with equal shares of the level."""
     return evenly(sorted({max(1, round(share * coins)) for share in _SHARES}), design)
@@ -215,21 +220,6 @@ def _family(design: OneRunDesign, coins: int) -> list[GuessNumber]:
 def _replaced(epsilon: float, delta: float) -> tuple[float, float]:
     """Return the (ε, δ) for records replaced that follows from (ε, δ) for records added or removed."""
     return 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
-
-
-def _of_runs(scores: Floats, member: Flags, delta: float, alpha: float, guesses: int | None) -> float:
-    """Return the larger of both directions' bounds; the threshold is chosen on every other run."""
-    if guesses is not None:
-        raise UsageError("guesses", guesses, "has no meaning under independent-runs", "Leave it out.")
-    p, q = scores[member], scores[~member]
-    if min(len(p), len(q)) < 2:
-        problem = "are too few runs with and without the candidate"
-        raise UsageError("member", (len(p), len(q)), problem, "Give at least two of each.")
-    distinguisher = choose(p[::2], q[::2], delta=delta, failure=alpha)
-    return lower_bound(distinguisher, p[1::2], q[1::2], delta=delta, failure=alpha)
-
-
-# -- the test and its inversion -----------------------------------------------------------------------------------
 
 
 def _p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:

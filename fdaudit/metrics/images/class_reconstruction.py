@@ -154,14 +154,14 @@ def score_class_reconstruction(
     if not present:
         return _nothing(left_out)
     measures, lacking = likenesses(lpips_network, present[0].records.shape[1:])
-    pairs, places = [], []
+    truths, places = [], []
     for number, t in enumerate(present):
         nearest = t.nearest(t.guess)
-        pairs.append((t.guess, t.records[torch.from_numpy(nearest)]))
+        truths.append(t.records[torch.from_numpy(nearest)])
         for record, guess in zip(nearest.tolist(), t.kept.tolist(), strict=True):
             places.append((t.name, number, record, guess))
-    near = _likeness(pairs, measures)
-    likeness = {q.name: np.concatenate([n[q.name] for n in near]) for q in measures}
+    guesses = torch.cat([t.guess for t in present])
+    (likeness,) = _likeness([(guesses, torch.cat(truths))], measures)
     prior: dict[str, Floats] | None = None
     strategies: dict[str, tuple[str, ...]] = {}
     if auxiliary is not None:
