@@ -22,7 +22,7 @@ from fdaudit.audit.utility import measurement_of
 from fdaudit.config import validate
 from fdaudit.data.splits import test_xy
 from fdaudit.errors import IntegrityError, RunError, SpecError
-from fdaudit.evaluation.budget import kept_budget
+from fdaudit.evaluation.clock import kept_budget
 from fdaudit.evaluation.stage import to_come
 from fdaudit.evaluation.unfinished import unfinished, waiting
 from fdaudit.federation.rehearsal import roles_of

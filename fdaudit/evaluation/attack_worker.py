@@ -1,4 +1,4 @@
-"""A process that runs attack cells; `fdaudit.evaluation.runner` starts it.
+"""A process that runs attack cells; `fdaudit.evaluation.workers` starts it.
 
 Guarantee, besides those of `serve`:
   * it leaves no exported view when it ends, and no copy of a run that was made only for it.
@@ -15,7 +15,7 @@ from fdaudit.parallel.pool import leave
 from fdaudit.parallel.worker_loop import Say, serve
 
 if TYPE_CHECKING:
-    from fdaudit.evaluation.runner import Desk
+    from fdaudit.evaluation.workers import Desk
 
 __all__ = ["main"]
 
@@ -42,7 +42,7 @@ def _prepare() -> None:
 def _work(value: dict[str, Any], say: Say) -> None:
     """Say the outcome of each cell of a piece."""
     from fdaudit.errors import plugin_line
-    from fdaudit.evaluation import runner
+    from fdaudit.evaluation.workers import Desk, Piece
     from fdaudit.scoring.run_directory import RunDirectory
     from fdaudit.spec.trust import trust_code
 
@@ -54,8 +54,8 @@ def _work(value: dict[str, Any], say: Say) -> None:
             while _desks:
                 _desks.pop().close()
             _settle(value.get("home"))
-            _desks.append(runner.Desk(RunDirectory.reopen(run)))
-        piece = runner.Piece.from_json(value, _desks[0].run.case)
+            _desks.append(Desk(RunDirectory.reopen(run)))
+        piece = Piece.from_json(value, _desks[0].run.case)
         for cell, seconds in _desks[0].cells(piece):
             say({"adversary": cell.adversary, "cell": cell.plain(), "seconds": seconds})
     except Exception as error:  # a cell's error fails that cell: here the run itself is unavailable

@@ -122,13 +122,14 @@ def _beside(
     case: Case, guesses: Sequence[Reconstruction]
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """Return guessed images and classes, and each victim's images and classes."""
-    truths = [case.records(g.target) for g in guesses]
-    return (
-        [g.images for g in guesses],
-        [g.labels for g in guesses],
-        [x for x, _ in truths],
-        [y for _, y in truths],
-    )
+    images, labels, records, classes = list[Any](), list[Any](), list[Any](), list[Any]()
+    for guess in guesses:
+        x, y = case.records(guess.target)
+        images.append(guess.images)
+        labels.append(guess.labels)
+        records.append(x)
+        classes.append(y)
+    return images, labels, records, classes
 
 
 def _strangers(case: Case) -> Bystanders | None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     Noise = Mapping[tuple[str, str], Sequence[Defense]]
 
-__all__ = ["LEAST_GAIN_DB", "bare_gradients", "closer", "no_closer"]
+__all__ = ["LEAST_GAIN_DB", "bare_gradients", "closer", "no_closer", "score_images"]
 
 LEAST_GAIN_DB = 1.0
 """Mean gain over the prior baseline from which a control counts as working, as for a run's images."""
@@ -195,7 +195,7 @@ def _drowning(view: View, fedavg: FedAvgConfig) -> Noise:
     return attached
 
 
-def _score_images(
+def score_images(
     attack: AttackPlan,
     case: Case,
     victims: Sequence[Tensor],
@@ -226,7 +226,7 @@ def _score_texts(
     others: Tensor,
     guesses: Sequence[TextReconstruction],
 ) -> Figures:
-    """Return the scores of recovered words, as `_score_images`."""
+    """Return the scores of recovered words, as `score_images`."""
     x, y = (part.numpy() for part in case.auxiliary)
     recovered = list[Recovered]()
     for guess in guesses:
@@ -247,7 +247,7 @@ def _score_rows(
     others: Tensor,
     guesses: Sequence[RowReconstruction],
 ) -> Figures:
-    """Return the scores of recovered rows, as `_score_images`."""
+    """Return the scores of recovered rows, as `score_images`."""
     x, y = case.auxiliary
     columns = case.dataset.columns or plain_columns(x.shape[1])
     cells, classes = cells_of(x, columns).numpy(), y.numpy()
@@ -300,7 +300,7 @@ _EXPECTED = {
         f"gain below {LEAST_GAIN_DB:g} dB",
         closer,
         no_closer,
-        _score_images,
+        score_images,
         ("psnr", "psnr_prior", "psnr_gain"),
         "psnr_gain",
     ),

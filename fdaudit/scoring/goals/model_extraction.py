@@ -86,10 +86,10 @@ class CopyScorer(GoalScorer[Extraction]):
             model = self.inputs.answering.predictions(guess.target, x)
             copied = trainer.predict(dict(guess.parameters), x).argmax(1)
             by_target[guess.target] = score_extraction(copied, model.argmax(1), without, y)
-        targets = tuple(
-            Target(target=name, figures=tuple(figures.values())) for name, figures in by_target.items()
-        )
-        return scored(by_target, case), targets
+        targets = []
+        for name, figures in by_target.items():
+            targets.append(Target(target=name, figures=tuple(figures.values())))
+        return scored(by_target, case), tuple(targets)
 
 
 def scored(by_target: Mapping[str, Mapping[str, Figure]], case: Case) -> tuple[Figure, ...]:

@@ -188,27 +188,29 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
     def _score_messages(
         self, guesses: Sequence[Reconstruction], generator: np.random.Generator
     ) -> ReconstructionScore:
-        truths = [self.truth.behind(g.target, g.messages) for g in guesses]
-        for guess, (x, _) in zip(guesses, truths, strict=True):
+        groups = self.case.dataset.known_groups
+        truths, labels, true_labels = list[Tensor](), list[Tensor](), list[Tensor]()
+        for guess in guesses:
+            x, _ = self.truth.behind(guess.target, guess.messages)
             if not len(x):
                 raise FdauditError(
                     f"{guess.target}: no record stands behind its messages {list(guess.messages)}: the steps of its "
                     "training drew nobody. There is nothing to be reconstructed; raise the defence's sample_rate."
                 )
+            truths.append(x)
+            if guess.labels is not None:
+                labels.append(guess.labels)
+            if groups is not None:
+                true_labels.append(groups[self.truth.rows(guess)])
         auxiliary_x, auxiliary_groups = self._prior()
-        groups = self.case.dataset.known_groups
-        labels = [guess.labels for guess in guesses if guess.labels is not None]
-        true_labels = None
-        if groups is not None:
-            true_labels = [groups[self.truth.rows(guess)] for guess in guesses]
         victims = [guess.target for guess in guesses]
         return score_reconstruction(
             [guess.images for guess in guesses],
-            [x for x, _ in truths],
+            truths,
             auxiliary_x,
             generator,
             guess_labels=labels if len(labels) == len(guesses) else None,
-            true_labels=true_labels,
+            true_labels=true_labels or None,
             auxiliary_labels=auxiliary_groups,
             bystanders=bystanders_of(self.case, victims),
             targets=victims,

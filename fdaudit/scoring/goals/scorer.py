@@ -18,7 +18,7 @@ from fdaudit.scoring.evidence import EvidenceScores
 from fdaudit.scoring.goals.submission import Submission
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.transcript.messages import SUM, role
-from fdaudit.types import Figure
+from fdaudit.types import Challenge, Figure
 
 if TYPE_CHECKING:
     from fdaudit.adversary.view import View
@@ -53,6 +53,14 @@ class CheckedTask:
     candidates: Mapping[str, int]
     view: View
     classes: int
+
+    @classmethod
+    def of(
+        cls, victims: Sequence[str], challenges: Mapping[str, Challenge], view: View, classes: int
+    ) -> CheckedTask:
+        """Return the task with the number of candidates of each challenge."""
+        candidates = {client: len(challenge.y) for client, challenge in challenges.items()}
+        return cls(victims=victims, candidates=candidates, view=view, classes=classes)
 
 
 @dataclass(frozen=True, kw_only=True)
