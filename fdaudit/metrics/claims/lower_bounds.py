@@ -28,7 +28,15 @@ from numpy.typing import ArrayLike
 from fdaudit.errors import UsageError
 from fdaudit.events import Relation
 from fdaudit.metrics._arrays import flags, probability, vector
-from fdaudit.metrics._guessed import GuessNumber, OneRunDesign, counted, evenly, finite_claim, known, tried
+from fdaudit.metrics._guessed import (
+    GuessNumber,
+    OneRunDesign,
+    check_choice,
+    check_claim,
+    check_counts,
+    evenly,
+    guesses_about_coins,
+)
 from fdaudit.metrics.claims.claim_test import choose, lower_bound
 
 __all__ = [
@@ -91,8 +99,8 @@ def epsilon_lower_bound(
     truth = flags(member, "member", len(values))
     delta = _delta(delta)
     alpha = 1 - probability(confidence, "confidence")
-    known(design, (*get_args(OneRunDesign), "independent-runs"), "design")
-    known(relation, get_args(Relation), "relation")
+    check_choice(design, (*get_args(OneRunDesign), "independent-runs"), "design")
+    check_choice(relation, get_args(Relation), "relation")
     if design == "independent-runs":
         if pair is not None:
             problem = f"has no meaning under {design}"
@@ -106,7 +114,7 @@ def epsilon_lower_bound(
         # The threshold is chosen on every other run, and bounded on the rest.
         distinguisher = choose(p[::2], q[::2], delta=delta, failure=alpha)
         return lower_bound(distinguisher, p[1::2], q[1::2], delta=delta, failure=alpha)
-    coin_guesses = tried(values, truth, design, relation, pair, guesses, _family)
+    coin_guesses = guesses_about_coins(values, truth, design, relation, pair, guesses, _family)
     bounds = []
     for right, r, share in coin_guesses.counts:
         bounds.append(_inverted(right, r, coin_guesses.coins, delta, alpha * share, coin_guesses.halved))
@@ -132,9 +140,9 @@ def epsilon_p_value(
     Raises:
         UsageError: as `epsilon_lower_bound`; or a negative or infinite ε.
     """
-    finite_claim(epsilon, "epsilon")
+    check_claim(epsilon, "epsilon")
     delta = _delta(delta)
-    coin_guesses = tried(scores, member, design, relation, pair, guesses, _family)
+    coin_guesses = guesses_about_coins(scores, member, design, relation, pair, guesses, _family)
     claim = _replaced(epsilon, delta) if coin_guesses.halved else (epsilon, delta)
     p = 1.0
     for right, r, share in coin_guesses.counts:
@@ -166,7 +174,7 @@ def one_run_epsilon(
 
     Source: Steinke, Nasr & Jagielski 2023, Theorem 5.2.
     """
-    counted(correct, guesses, canaries)
+    check_counts(correct, guesses, canaries)
     alpha = 1 - probability(confidence, "confidence")
     return _inverted(int(correct), int(guesses), int(canaries), _delta(delta), alpha, False)
 
@@ -189,7 +197,7 @@ def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> in
     Raises:
         UsageError: a negative or infinite ε, or a number out of range.
     """
-    finite_claim(epsilon, "epsilon")
+    check_claim(epsilon, "epsilon")
     alpha, delta = 1 - probability(confidence, "confidence"), _delta(delta)
 
     def enough(r: int) -> bool:
