@@ -24,7 +24,7 @@ from fdaudit.handout.rehearsals import stand_in_of
 from fdaudit.isolation.attacker import AttackFailedError
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
-from fdaudit.metrics import score_membership
+from fdaudit.metrics import auc_figure
 from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.scoring.evidence import draws_of
@@ -183,10 +183,5 @@ def pooled_auc(
     for name in names:
         pair.append(challenges[name].pair + first)
         first += int(challenges[name].pair.max()) + 1 if len(challenges[name].pair) else 0
-    figures = score_membership(
-        torch.cat([scores[n].double() for n in names]).numpy(),
-        torch.cat([members[n] for n in names]).numpy(),
-        generator=generator,
-        pair=torch.cat(pair).numpy(),
-    ).figures
-    return figures["auc"]
+    together = torch.cat([scores[name].double() for name in names])
+    return auc_figure(together, torch.cat([members[name] for name in names]), generator, pair=torch.cat(pair))

@@ -19,7 +19,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -79,23 +79,29 @@ class _ShownClass:
     places: Mapping[int, Integers]
     records: torch.Tensor
 
-    def nearest(self, guess: torch.Tensor) -> Integers:
-        """Return the indices of the target's nearest records of the guesses' classes; guesses line up with `labels`."""
-        indices = np.empty(len(self.labels), dtype=np.int64)
-        for label in np.unique(self.labels).tolist():
-            rows, place = np.flatnonzero(self.labels == label), self.places[label]
-            near = _nearest(guess[torch.from_numpy(rows)], self.records[torch.from_numpy(place)])
-            indices[rows] = place[near.numpy()]
-        return indices
-
-    def beside(self, guess: torch.Tensor) -> _Pairs:
-        """Return guesses (m, c, h, w) with the record that is nearest to each."""
-        guess = guess.to(self.records.dtype)
-        return guess, self.records[torch.from_numpy(self.nearest(guess))]
-
 
 _Pairs = tuple[torch.Tensor, torch.Tensor]
 """Guesses and their nearest records, (m, c, h, w) each."""
+
+
+def _nearest_of_class(
+    guess: torch.Tensor, labels: Integers, records: torch.Tensor, places: Mapping[int, Integers]
+) -> Integers:
+    """Return the indices (m,) of the nearest records of the guesses' classes (m,), which are at `places`."""
+    indices = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels).tolist():
+        rows, place = np.flatnonzero(labels == label), places[label]
+        near = _nearest(guess[torch.from_numpy(rows)], records[torch.from_numpy(place)])
+        indices[rows] = place[near.numpy()]
+    return indices
+
+
+def _beside_nearest(
+    guess: torch.Tensor, labels: Integers, records: torch.Tensor, places: Mapping[int, Integers]
+) -> _Pairs:
+    """Return guesses (m, c, h, w) with the record of its class that is nearest to each."""
+    guess = guess.to(records.dtype)
+    return guess, records[torch.from_numpy(_nearest_of_class(guess, labels, records, places))]
 
 
 def _likeness(pairs: Sequence[_Pairs], measures: Sequence[Measure]) -> list[dict[str, Floats]]:
@@ -156,7 +162,7 @@ def score_class_reconstruction(
     measures, lacking = likenesses(lpips_network, present[0].records.shape[1:])
     truths, places = [], []
     for number, t in enumerate(present):
-        nearest = t.nearest(t.guess)
+        nearest = _nearest_of_class(t.guess, t.labels, t.records, t.places)
         truths.append(t.records[torch.from_numpy(nearest)])
         for record, guess in zip(nearest.tolist(), t.kept.tolist(), strict=True):
             places.append((t.name, number, record, guess))
@@ -272,7 +278,7 @@ def _prior(
             # One draw of a strategy that does not vary shows all there is to see.
             for _ in range(_DRAWS if varies(s, target.labels) else 1):
                 guess = priors.guess(s, target.labels, generator)
-                pairs.append(target.beside(guess.float()))
+                pairs.append(_beside_nearest(guess.float(), target.labels, target.records, target.places))
     near = iter(_likeness(pairs, measures))
     values: dict[str, list[Floats]] = {q.name: [] for q in measures}
     for target in targets:
@@ -303,7 +309,7 @@ def _beside(
         for label, places in t.places.items():
             labels[places] = label
         draws = bystanders.draws(len(labels), labels, generator)
-        pairs = [replace(t, records=strangers).beside(t.guess) for strangers in draws]
+        pairs = [_beside_nearest(t.guess, t.labels, strangers, t.places) for strangers in draws]
         near = _likeness(pairs, measures)
         for q in measures:
             parts[q.name].append(np.stack([n[q.name] for n in near]))
@@ -326,18 +332,10 @@ def _choose(pool: AuxiliaryPool, held: bool, measures: tuple[Measure, ...]) -> M
             out = np.flatnonzero(labels == generator.choice(classes))
         of = np.unique(labels[out])
         truth = pool.images[torch.from_numpy(out)].double()
-        trial = _ShownClass(
-            name="auxiliary",
-            guess=truth[:0],
-            kept=np.empty(0, dtype=np.int64),
-            labels=of,
-            left_out=0,
-            places=_by_class(labels[out]),
-            records=truth,
-        )
+        places = _by_class(labels[out])
         for strategy in pool.strategies:
             guess = pool.guess(strategy, len(of), of, generator, out)
-            pairs.append(trial.beside(guess.float()))
+            pairs.append(_beside_nearest(guess.float(), of, truth, places))
     near, best = _likeness(pairs, measures), {}
     for q in measures:
         # A row is a trial, a column a strategy.
