@@ -46,6 +46,7 @@ def _work(value: dict[str, Any], say: Say) -> None:
     from fdaudit.scoring.run_directory import RunDirectory
     from fdaudit.spec.trust import trust_code
 
+    global _home
     trust_code(value["trusted"])
     os.environ.update(value.get("cache", {}))
     run = Path(value["run"])
@@ -53,7 +54,11 @@ def _work(value: dict[str, Any], say: Say) -> None:
         if not _desks or _desks[0].run.path != run:
             while _desks:
                 _desks.pop().close()
-            _settle(value.get("home"))
+            home, tempfile.tempdir = value.get("home"), None
+            if home is not None:  # temporary files go below it
+                Path(home, "tmp").mkdir(exist_ok=True, mode=0o700)
+                tempfile.tempdir = str(Path(home, "tmp"))
+            _home = home
             _desks.append(Desk(RunDirectory.reopen(run)))
         piece = Piece.from_json(value, _desks[0].run.case)
         for cell, seconds in _desks[0].cells(piece):
@@ -62,15 +67,6 @@ def _work(value: dict[str, Any], say: Say) -> None:
         while _desks:
             _desks.pop().close()
         say({"failed": f"{type(error).__name__}: {error}{plugin_line(error)}"})
-
-
-def _settle(home: str | None) -> None:
-    """Put temporary files below the home, if there is one."""
-    global _home
-    if home is not None:
-        Path(home, "tmp").mkdir(exist_ok=True, mode=0o700)
-    tempfile.tempdir = None if home is None else str(Path(home, "tmp"))
-    _home = home
 
 
 def _end() -> NoReturn:

@@ -306,7 +306,11 @@ def _reducible(attack: AttackPlan, work: Work, spec: Spec) -> dict[str, Reducibl
         number = params.get(name)
         if name in by_hand or type(number) is not int or type(quick) is not int or min(number, quick) < 1:
             continue
-        least = max(least_of(quick), _lowest(attack, name))
+        least = least_of(quick)
+        if attack.own:  # no lower than its configuration allows
+            field = attacks.REGISTRY.load(attack.name, "attack").Config.model_fields[name]
+            for bound in field.metadata:
+                least = max(least, int(getattr(bound, "ge", None) or 0))
         if name in work.grows:
             settings[name] = ReducibleSetting(asked=number, least=min(number, least))
         elif name == work.victims or name in work.shadows:
@@ -320,15 +324,6 @@ def _reducible(attack: AttackPlan, work: Work, spec: Spec) -> dict[str, Reducibl
         except SpecError:
             return {}
     return settings
-
-
-def _lowest(attack: AttackPlan, setting: str) -> int:
-    """Return the lowest number that the configuration of an attack of fdaudit's own allows; 1 for other attacks."""
-    if not attack.own:
-        return 1
-    field = attacks.REGISTRY.load(attack.name, "attack").Config.model_fields[setting]
-    bounds = [bound.ge for bound in field.metadata if getattr(bound, "ge", None) is not None]
-    return max(map(int, bounds), default=1)
 
 
 def _gigabytes(case: Case, unit: Unit, processes: int) -> float:

@@ -18,7 +18,7 @@ from pathlib import Path
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.errors import UsageError
 from fdaudit.evaluation.attack_pool import dismiss
-from fdaudit.evaluation.budget import allot, quick, reduced
+from fdaudit.evaluation.budget import Cost, allot, quick, reduced
 from fdaudit.evaluation.clock import Clock, forget_budget, kept_budget
 from fdaudit.evaluation.estimate import Costs, Estimate, costs_of, estimate
 from fdaudit.evaluation.stage import Stage, handed_folder, not_asked, to_come
@@ -186,16 +186,11 @@ def _allotment(
     processes = number_of_processes(run.case, sum(map(len, cells.values())), others)
     with one_thread():
         costs = costs_of(run, cells)
-    if costs is None:
-        return allot(seconds, (), shared={}, processes=processes, training=training)
-    return allot(
-        seconds,
-        costs.attacks,
-        shared=costs.shared,
-        processes=processes,
-        training=training,
-        first=run.case.spec.limits.first,
-    )
+    attacks, shared = tuple[Cost, ...](), dict[str, Cost]()
+    if costs is not None:
+        attacks, shared = costs.attacks, dict(costs.shared)
+    first = run.case.spec.limits.first
+    return allot(seconds, attacks, shared=shared, processes=processes, training=training, first=first)
 
 
 def _applicable(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]]) -> dict[AttackPlan, list[str]]:

@@ -90,15 +90,23 @@ def evaluate_classes(
         together: whether the guesses cover all victims.
         generator: randomness of the prior's guesses, of the test and of the bootstrap.
     """
-    if not case.dataset.task.labels.one_class:
+    dataset, strangers = case.dataset, None
+    if not dataset.task.labels.one_class:
         return ()
+    # Records that no client trains on and that neither an adversary nor the evaluator has seen.
+    unused = unused_records(case, case.clients)
+    if dataset.test_y is None:  # else the test records are no part of the dataset's own
+        unused[case.splits.test] = False
+    rows = unused.nonzero().flatten()
+    if len(rows):
+        strangers = Bystanders(dataset.x, rows.numpy(), dataset.y[rows].numpy())
     return score_class_evaluation(
         *_beside(case, guesses),
         judge_of(case.evaluator),
         generator,
         priors=class_priors(case, assumed),
         withheld=withheld_of(assumed),
-        bystanders=_strangers(case),
+        bystanders=strangers,
         together=together,
     )
 
@@ -130,14 +138,3 @@ def _beside(
         records.append(x)
         classes.append(y)
     return images, labels, records, classes
-
-
-def _strangers(case: Case) -> Bystanders | None:
-    """Return the records that no client trains on and that neither an adversary nor the evaluator has seen."""
-    dataset, unused = case.dataset, unused_records(case, case.clients)
-    if dataset.test_y is None:  # else the test records are no part of the dataset's own
-        unused[case.splits.test] = False
-    rows = unused.nonzero().flatten()
-    if not len(rows):
-        return None
-    return Bystanders(dataset.x, rows.numpy(), dataset.y[rows].numpy())

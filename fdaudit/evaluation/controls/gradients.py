@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -106,29 +105,23 @@ def bare_gradients(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
     task = AttackTask(targets=tuple(f"client/{k}" for k in range(clients)))
     drowned = f"the same under Gaussian noise {_DROWNING:g} times the upload"
     score = partial(expected.score, attack, case, victims.chunk(clients), others)
-
-    def small(
-        words: str,
-        passes: Callable[[Figures], bool],
-        noise: Noise | None = None,
-        replaced: Mapping[str, Any] = MappingProxyType({}),
-    ) -> SmallCase:
-        record = on_protocol("fedavg", attack, case, settings, data, noise)
-        return SmallCase(
+    replaced = {"round": 0, **attack.card.control.get("drowned", {})}
+    cases = dict[str, SmallCase]()
+    for name, words, passes, attached, params in (
+        ("positive", f"{what}: {expected.positive}", expected.works, None, {"round": 0}),
+        ("negative", f"{drowned}: {expected.negative}", expected.silent, noise, replaced),
+    ):
+        record = on_protocol("fedavg", attack, case, settings, data, attached)
+        cases[name] = SmallCase(
             what=words,
             attempts=(Attempt(record=record, knowledge=knowledge, task=task),),
             score=score,
             passes=passes,
             figures=expected.figures,
             leading=(expected.leading, ""),
-            replaced={"round": 0, **replaced},
+            replaced=params,
         )
-
-    replaced = attack.card.control.get("drowned", {})
-    return {
-        "positive": small(f"{what}: {expected.positive}", expected.works),
-        "negative": small(f"{drowned}: {expected.negative}", expected.silent, noise, replaced),
-    }
+    return cases
 
 
 def _as_in_the_run(case: Case, most: int) -> tuple[FedAvgConfig, int]:

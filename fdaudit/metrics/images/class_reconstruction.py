@@ -32,7 +32,7 @@ from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_shape
 from fdaudit.metrics.images.bystanders import Bystanders, stricter
 from fdaudit.metrics.images.compared import Compared, ReconstructionScore, likenesses, size_notes
-from fdaudit.metrics.images.prior import AuxiliaryPool, ClassPriors, Measure, varies
+from fdaudit.metrics.images.prior import AuxiliaryPool, ClassPriors, Measure, one_after_another, varies
 from fdaudit.metrics.intervals import unavailable
 
 __all__ = ["nearest_records", "score_class_reconstruction"]
@@ -280,9 +280,9 @@ def _prior(
                 guess = priors.guess(s, target.labels, generator)
                 pairs.append(_beside_nearest(guess.float(), target.labels, target.records, target.places))
     near = iter(_likeness(pairs, measures))
-    values: dict[str, list[Floats]] = {q.name: [] for q in measures}
+    values = list[dict[str, Floats]]()
     for target in targets:
-        by_strategy = {}
+        by_strategy, by_measure = {}, {}
         for s in strategies:
             count = _DRAWS if varies(s, target.labels) else 1
             by_strategy[s] = [next(near) for _ in range(count)]
@@ -292,8 +292,9 @@ def _prior(
                 draws = by_strategy[chosen[pools[label]][q.name]]
                 for k in range(_DRAWS):
                     likeness[k, i] = draws[k % len(draws)][q.name][i]
-            values[q.name].append(likeness)
-    return {name: np.concatenate(parts, axis=1) for name, parts in values.items()}, played
+            by_measure[q.name] = likeness
+        values.append(by_measure)
+    return one_after_another(values), played
 
 
 def _beside(
@@ -303,7 +304,7 @@ def _beside(
     generator: np.random.Generator,
 ) -> dict[str, Floats]:
     """Return the guesses' likeness to the nearest of as many bystanders of their class, (draws, guesses)."""
-    parts: dict[str, list[Floats]] = {q.name: [] for q in measures}
+    parts = list[dict[str, Floats]]()
     for t in targets:
         labels = np.empty(len(t.records), dtype=np.int64)
         for label, places in t.places.items():
@@ -311,9 +312,10 @@ def _beside(
         draws = bystanders.draws(len(labels), labels, generator)
         pairs = [_beside_nearest(t.guess, t.labels, strangers, t.places) for strangers in draws]
         near = _likeness(pairs, measures)
+        parts.append({})
         for q in measures:
-            parts[q.name].append(np.stack([n[q.name] for n in near]))
-    return {name: np.concatenate(likeness, axis=1) for name, likeness in parts.items()}
+            parts[-1][q.name] = np.stack([n[q.name] for n in near])
+    return one_after_another(parts)
 
 
 @lru_cache(maxsize=8)

@@ -137,13 +137,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
     def score(
         self, cell: str, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption] = ()
     ) -> Scores:
-        """Return the figures over all victims, and each victim's own with pictures.
-
-        Args:
-            cell: the cell's id; names its directory.
-            guesses: one a victim.
-            assumed: the adversaries that guessed.
-        """
+        """Return the figures over all victims, and each victim's own with pictures."""
         whole = self.compared(guesses, assumed)
         adversary, _, _ = cell.rpartition("/")
         # Galleries hold no record that a client of the adversary trains on.
