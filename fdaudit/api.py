@@ -19,7 +19,8 @@ from fdaudit.audit.backend import HERE, Elsewhere
 from fdaudit.audit.published import publish_once
 from fdaudit.audit.run import Run
 from fdaudit.errors import RunError, UsageError
-from fdaudit.evaluation.budget import kept_budget, seconds_of
+from fdaudit.evaluation.budget import seconds_of
+from fdaudit.evaluation.clock import kept_budget
 from fdaudit.evaluation.unfinished import AttackStage, unfinished
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.progress import Tick, no_progress

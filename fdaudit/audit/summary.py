@@ -17,7 +17,7 @@ from fdaudit.audit.ledgers import books_of, keep_terms
 from fdaudit.audit.utility.table import reference_near_chance, utility_of
 from fdaudit.config import validate
 from fdaudit.errors import IntegrityError, RunError, SpecError
-from fdaudit.evaluation.budget import kept_budget
+from fdaudit.evaluation.clock import kept_budget
 from fdaudit.evaluation.stage import to_come
 from fdaudit.evaluation.unfinished import unfinished, waiting
 from fdaudit.federation.rehearsal import roles_of

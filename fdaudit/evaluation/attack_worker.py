@@ -1,4 +1,4 @@
-"""A process that runs attack cells; `fdaudit.evaluation.runner` starts it.
+"""A process that runs attack cells; `fdaudit.evaluation.workers` starts it.
 
 Guarantee, besides those of `serve`:
   * it leaves no exported view when it ends, and no copy of a run that was made only for it.
@@ -15,7 +15,7 @@ from fdaudit.parallel.pool import leave
 from fdaudit.parallel.worker_loop import Say, serve
 
 if TYPE_CHECKING:
-    from fdaudit.evaluation.runner import Desk
+    from fdaudit.evaluation.workers import Desk
 
 __all__ = ["main"]
 
@@ -42,10 +42,11 @@ def _prepare() -> None:
 def _work(value: dict[str, Any], say: Say) -> None:
     """Say the outcome of each cell of a piece."""
     from fdaudit.errors import plugin_line
-    from fdaudit.evaluation import runner
+    from fdaudit.evaluation.workers import Desk, Piece
     from fdaudit.scoring.run_directory import RunDirectory
     from fdaudit.spec.trust import trust_code
 
+    global _home
     trust_code(value["trusted"])
     os.environ.update(value.get("cache", {}))
     run = Path(value["run"])
@@ -53,24 +54,19 @@ def _work(value: dict[str, Any], say: Say) -> None:
         if not _desks or _desks[0].run.path != run:
             while _desks:
                 _desks.pop().close()
-            _settle(value.get("home"))
-            _desks.append(runner.Desk(RunDirectory.reopen(run)))
-        piece = runner.Piece.from_json(value, _desks[0].run.case)
+            home, tempfile.tempdir = value.get("home"), None
+            if home is not None:  # temporary files go below it
+                Path(home, "tmp").mkdir(exist_ok=True, mode=0o700)
+                tempfile.tempdir = str(Path(home, "tmp"))
+            _home = home
+            _desks.append(Desk(RunDirectory.reopen(run)))
+        piece = Piece.from_json(value, _desks[0].run.case)
         for cell, seconds in _desks[0].cells(piece):
             say({"adversary": cell.adversary, "cell": cell.plain(), "seconds": seconds})
     except Exception as error:  # a cell's error fails that cell: here the run itself is unavailable
         while _desks:
             _desks.pop().close()
         say({"failed": f"{type(error).__name__}: {error}{plugin_line(error)}"})
-
-
-def _settle(home: str | None) -> None:
-    """Put temporary files below the home, if there is one."""
-    global _home
-    if home is not None:
-        Path(home, "tmp").mkdir(exist_ok=True, mode=0o700)
-    tempfile.tempdir = None if home is None else str(Path(home, "tmp"))
-    _home = home
 
 
 def _end() -> NoReturn:

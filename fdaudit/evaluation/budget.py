@@ -1,7 +1,7 @@
-"""A budget of time for an attack stage: the settings that it buys, the attacks that it leaves out, and its end.
+"""A budget of time for an attack stage: the settings that it buys, and the attacks that it leaves out.
 
 Guarantees:
-  * an allotment follows from the attacks' costs alone, and is decided once: the vault keeps it;
+  * an allotment follows from the attacks' costs alone, and is decided once: the vault keeps it (`clock.py`);
   * no setting exceeds what profile and spec ask for, or falls below its least useful number;
   * one factor reduces the settings of all attacks. A setting that has reached its least number stays there;
   * cheap attacks are kept, and run, before dear ones, and those that the spec names first before both.
@@ -11,28 +11,20 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal
 
 from fdaudit.adversary.attack_plan import AttackPlan
-from fdaudit.config import validate
-from fdaudit.errors import IntegrityError, RunError, SpecError, UsageError
+from fdaudit.errors import UsageError
 from fdaudit.result import Allotted, Budget, LeftOut, in_words
-from fdaudit.storage.files import load_json, save_json
-from fdaudit.storage.vault import Vault
 
 __all__ = [
-    "Clock",
     "Cost",
-    "Deadline",
     "ReducibleSetting",
     "allot",
     "for_attacks",
-    "forget_budget",
-    "kept_budget",
     "least_of",
     "quick",
     "reduced",
@@ -40,7 +32,6 @@ __all__ = [
     "total",
 ]
 
-_FILE = "budget.json"
 _UNITS: Mapping[str, int] = {"s": 1, "m": 60, "h": 3600}
 _MOST = 10_000 * 3600
 """Seconds of the longest budget, more than a year."""
@@ -168,8 +159,10 @@ def allot(
     usable, least = _ALLOTTED * seconds, 0.0
     fitting, dear = list[Cost](), list[Cost]()
     for cost in _in_turn(costs, shared, least, first):
-        fits = total([*fitting, cost], shared, processes, least) <= usable
-        (fitting if fits else dear).append(cost)
+        if total([*fitting, cost], shared, processes, least) <= usable:
+            fitting.append(cost)
+        else:
+            dear.append(cost)
     factor = _factor(fitting, shared, processes, usable)
     fitting = _in_turn(fitting, shared, factor, first)
     left_out = []
@@ -244,14 +237,14 @@ def _factor(costs: Sequence[Cost], shared: Mapping[str, Cost], processes: int, s
 def reduced(attacks: Sequence[AttackPlan], budget: Budget) -> tuple[AttackPlan, ...]:
     """Return attacks with the settings that a budget allots, and why it leaves some of them out."""
     numbers = dict[str, dict[str, int]]()
-    for one in budget.settings:
-        numbers.setdefault(one.attack, {})[one.setting] = one.number
+    for allotted in budget.settings:
+        numbers.setdefault(allotted.attack, {})[allotted.setting] = allotted.number
     reasons = dict[str, dict[str, str]]()
-    for attack_left_out in budget.left_out:
+    for omitted in budget.left_out:
         why = f"not run: the budget of {in_words(budget.seconds)} does not hold it"
-        if attack_left_out.needed:
-            why += f"; about {_rounded_up(attack_left_out.needed)} needed"
-        reasons[attack_left_out.attack] = dict.fromkeys(attack_left_out.adversaries, why)
+        if omitted.needed:
+            why += f"; about {_rounded_up(omitted.needed)} needed"
+        reasons[omitted.attack] = dict.fromkeys(omitted.adversaries, why)
     plans = list[AttackPlan]()
     for attack in attacks:
         params = None if attack.params is None else {**attack.params, **numbers.get(attack.name, {})}
@@ -266,90 +259,3 @@ def _rounded_up(seconds: float) -> str:
     if seconds < 7200:
         return in_words(60 * math.ceil(seconds / 60))
     return in_words(360 * math.ceil(seconds / 360))
-
-
-# -- the stage in hand --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Deadline:
-    """The end of a budget.
-
-    Attributes:
-        until: the time at which it is spent, in seconds since 1970.
-        budget: its seconds.
-    """
-
-    until: float
-    budget: float
-
-    @property
-    def left(self) -> float:
-        """Return the seconds that are left; negative once it is spent."""
-        return self.until - time.time()
-
-    @property
-    def before_its_turn(self) -> str:
-        """Return why a cell was not run."""
-        return f"not run: the budget of {in_words(self.budget)} was spent before its turn"
-
-    @property
-    def not_in_time(self) -> str:
-        """Return why a cell has no answer, whether or not it was begun."""
-        return f"no answer in time: the budget of {in_words(self.budget)} was spent"
-
-    @property
-    def before_its_end(self) -> str:
-        """Return why a cell was stopped."""
-        return f"stopped: the budget of {in_words(self.budget)} was spent before its end"
-
-
-@dataclass(eq=False)
-class Clock:
-    """The time that an attack stage with a budget has taken, over all attempts; the vault keeps it.
-
-    Attributes:
-        vault: the run's vault.
-        budget: the budget.
-        spent: seconds that earlier attempts took.
-        begun: when this attempt began, in seconds since 1970.
-    """
-
-    vault: Vault
-    budget: Budget
-    spent: float = 0.0
-    begun: float = field(default_factory=time.time)
-
-    @property
-    def deadline(self) -> Deadline:
-        """Return when the budget of the stage is spent."""
-        return Deadline(until=self.begun + self.budget.attacks - self.spent, budget=self.budget.seconds)
-
-    def note(self) -> None:
-        """Keep the budget, and the time that was spent by now."""
-        seconds = self.spent + time.time() - self.begun
-        value = {"budget": self.budget.plain(), "spent": round(max(0.0, seconds), 3)}
-        save_json(self.vault.directory / _FILE, value, sync=False)
-
-
-def kept_budget(vault: Vault) -> Clock | None:
-    """Return the budget of a run's last attack stage, with the time that it has taken; None if it had none.
-
-    Raises:
-        RunError: the file holds something else.
-    """
-    path = vault.directory / _FILE
-    if not path.exists() and not path.is_symlink():
-        return None
-    try:
-        value = load_json(path)
-        budget, seconds = validate(Budget, value["budget"], _FILE), float(value["spent"])
-    except (IntegrityError, OSError, SpecError, KeyError, TypeError, ValueError):
-        remedy = "Remove the file, and run the attacks again: `fdaudit attack RUN --all`."
-        raise RunError(_FILE, str(path), "holds no budget of an attack stage", remedy) from None
-    return Clock(vault, budget, seconds)
-
-
-def forget_budget(vault: Vault) -> None:
-    """Remove the budget of an earlier attack stage: another stage without one begins."""
-    (vault.directory / _FILE).unlink(missing_ok=True)

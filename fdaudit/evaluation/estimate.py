@@ -1,8 +1,8 @@
 """An estimate of the time, memory and disk of the attack stage, made before its first cell.
 
-An attack states its `work` in steps: the cost of one training step of the run's network on 8 images. A step is measured
-here on the run's network, in a fraction of a second. Memory follows from the network's parameters, the values that it
-keeps for a gradient, and the number of processes. Disk follows from the messages on record.
+An attack states its `work` in steps (`steps.py`), and one is measured on the run's network, in a fraction of a second.
+Memory follows from the network's parameters, the values that it keeps for a gradient, and the number of processes. Disk
+follows from the messages on record.
 
 The estimate assumes that nothing else uses the processors. A cell whose adversary sees no message that
 the attack needs is not counted. Other cells may still turn out not to apply, and then the stage takes less time.
@@ -11,13 +11,8 @@ the attack needs is not counted. Other cells may still turn out not to apply, an
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
@@ -27,23 +22,17 @@ from fdaudit.evaluation.controls import rehearsals
 from fdaudit.evaluation.controls._case import MOST_PUBLIC
 from fdaudit.evaluation.controls._membership import MOST_CANDIDATES
 from fdaudit.evaluation.controls.models import most_by_heart
+from fdaudit.evaluation.steps import BATCH, Unit, Work, round_of
 from fdaudit.goals import GOALS
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.case import Case
-from fdaudit.registry import AttackCard
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import Spec
 from fdaudit.storage.timings import read_timings
 from fdaudit.transcript.messages import Message, role
 
-__all__ = ["Costs", "Estimate", "Unit", "Work", "costs_of", "estimate"]
+__all__ = ["Costs", "Estimate", "costs_of", "estimate"]
 
-_BATCH = 8
-"""Images of a step."""
-_MOST_BATCH, _MOST_STEPS = 64, 2000
-"""Most images of a step of training, and most steps of a shadow model of one victim."""
-_MEASURING, _FEWEST = 0.05, 3
-"""Seconds for the measurement of a step, and how often it is measured at the least."""
 _WORTH_SAYING = 30.0
 """Seconds of a stage that is worth a line."""
 _MAIN, _EACH = 0.8, 1.1
@@ -76,136 +65,6 @@ _SAME_FOR_ALL = ("classes", "model")
 """Controls whose trained network all attacks of a run share."""
 _FROM_VICTIMS = ("gradients", "labels", "neurons", "uploads")
 """Controls of attacks that read what a victim sends, never what a server publishes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What an attack states of its work under its profile `quick`.
-
-    Attributes:
-        once: steps for the attack's controls, and for all that its cells share.
-        each: steps for a cell.
-        rehearsals: federations of the run's length that its cells share.
-        grows: settings that the work is proportional to.
-        victims: the setting that counts shadow models of each victim, which attacks with as many share.
-        shadows: the settings that count shadow models of the run and their steps, which attacks with as many share.
-    """
-
-    once: float = 0.0
-    each: float = 0.0
-    rehearsals: float = 0.0
-    grows: tuple[str, ...] = ()
-    victims: str = ""
-    shadows: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, card: AttackCard) -> Work | None:
-        """Return the work that an attack's card states; None if it states none, or something else."""
-        stated = card.work
-        if not isinstance(stated, Mapping) or not stated.keys() <= cls.__dataclass_fields__.keys():
-            return None
-        work = dict[str, Any]()
-        for name, value in stated.items():
-            if name in ("grows", "shadows"):
-                valid = isinstance(value, tuple) and all(isinstance(v, str) for v in value)
-            elif name == "victims":
-                valid = isinstance(value, str)
-            else:
-                valid = _amount(value)
-            if not valid:
-                return None
-            work[name] = float(value) if isinstance(value, int) else value
-        return cls(**work)
-
-    def growth(self, attack: AttackPlan) -> float:
-        """Return how many times the work of the profile `quick` an attack's settings ask for."""
-        quick, params, growth = attack.card.profiles["quick"], attack.params or {}, 1.0
-        for name in self.grows:
-            if _amount(quick.get(name)) and quick[name] and _amount(params.get(name)):
-                growth *= params[name] / quick[name]
-        return growth
-
-
-def _amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """The cost of one step of a network, and its size.
-
-    Attributes:
-        seconds: time of a step on one thread.
-        parameters: number of the network's parameters.
-        kept: values that the network keeps of one image until the gradient is computed.
-        training: time of a step with as many images as clients train on at a time; 0 if it was not measured.
-    """
-
-    seconds: float
-    parameters: int
-    kept: int
-    training: float = 0.0
-
-    @property
-    def trained(self) -> float:
-        """Return the seconds of a step of training."""
-        return self.training or self.seconds
-
-    @classmethod
-    def measured(cls, case: Case) -> Unit:
-        """Measure a step of a case's network, in the caller's number of threads."""
-        network = case.trainer().network(case.initial()).eval()
-        weights = [p for p in network.parameters() if p.requires_grad]
-        device = weights[0].device
-        images = case.architecture.blank_inputs(_BATCH, device)
-        own, saved = {p.data_ptr() for p in network.parameters()}, dict[int, int]()
-
-        def count(tensor: Tensor) -> Tensor:
-            if tensor.data_ptr() not in own:
-                saved[tensor.data_ptr()] = tensor.numel()
-            return tensor
-
-        def step(images: Tensor) -> None:
-            loss = network(images).square().mean()
-            sum(float(g.flatten()[0]) for g in torch.autograd.grad(loss, weights))
-
-        # The processor's time: another busy process makes no difference. An accelerator's time is none of it.
-        clock = time.thread_time if device.type == "cpu" else time.perf_counter
-
-        def fastest(images: Tensor) -> float:
-            """Return the least time of a step: others that share a core or its cache only add to it."""
-            deadline, times = time.perf_counter() + _MEASURING, list[float]()
-            while len(times) < _FEWEST or time.perf_counter() < deadline:
-                start = clock()
-                step(images)
-                times.append(clock() - start)
-            return min(times)
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            step(images)
-        return cls(
-            seconds=fastest(images),
-            parameters=sum(p.numel() for p in network.parameters()),
-            kept=sum(saved.values()) // _BATCH,
-            training=fastest(case.architecture.blank_inputs(_batch_of(case), device)),
-        )
-
-
-def _batch_of(case: Case) -> int:
-    """Return the number of images of a client's training step; as shadow models have it where it is not stated."""
-    batch = case.settings.get("batch_size")
-    return min(batch, _MOST_BATCH) if type(batch) is int and batch > 0 else _MOST_BATCH
-
-
-def _round_of(case: Case) -> float:
-    """Return the steps of a client's training in one round, or before its first answers."""
-    settings = case.settings
-    warm_up, steps = settings.get("warm_up_steps") or 0, settings.get("local_steps")
-    if steps is None:
-        records = sorted(len(client.train) for client in case.splits.clients)
-        each = math.ceil(records[len(records) // 2] / _batch_of(case)) if records else 1
-        steps = each * (settings.get("local_epochs") or 1)
-    return float(min(_MOST_STEPS, warm_up + steps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,24 +118,23 @@ class Estimate:
         """Return the estimate in words; without `short_too` empty for a stage of less than half a minute."""
         if self.seconds < _WORTH_SAYING and not short_too:
             return ""
-        run = f"{self.cells} cell{'s' if self.cells > 1 else ''}"
-        where = f"on {self.processes} thread{'s' if self.processes > 1 else ''}"
+        cells = "cell" if self.cells <= 1 else "cells"
+        threads = "thread" if self.processes <= 1 else "threads"
+        if self.seconds < 90:
+            duration = f"{round(self.seconds, -1):.0f} s"
+        elif self.seconds < 5400:
+            duration = f"{self.seconds / 60:.0f} minutes"
+        else:
+            duration = f"{self.seconds / 3600:.1f} hours"
         size = " x ".join(map(str, self.shape[1:]))
         line = (
-            f"attacks  {run}, about {_duration(self.seconds)} {where} if nothing else runs; at most about "
-            f"{self.gigabytes:.1f} GB of memory and {self.disk:.1f} GB on disk (longest: {self.longest}; {size} pixels)"
+            f"attacks  {self.cells} {cells}, about {duration} on {self.processes} {threads} if nothing else runs; "
+            f"at most about {self.gigabytes:.1f} GB of memory and {self.disk:.1f} GB on disk "
+            f"(longest: {self.longest}; {size} pixels)"
         )
         if self.unstated:
             line += f"; not counted: {', '.join(self.unstated)}"
         return line
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{round(seconds, -1):.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours"
 
 
 def estimate(run: RunDirectory, costs: Costs, processes: int) -> Estimate:
@@ -353,26 +211,17 @@ def _cost(
     shared: dict[str, Cost],
 ) -> Cost:
     """Return what an attack costs, and add the work that it shares to `shared`."""
-    challenged, settings = GOALS[attack.card.goal].challenged, _reducible(attack, work, case.spec)
-    control = str(attack.card.control["on"])
-    trained = _TRAINED.get(control, 0.0)
-    name = f"control: {control}"
-    if control not in _SAME_FOR_ALL:
-        name, trained = f"{name} of {attack.name}", min(trained, work.once)
-    seconds = unit.seconds * (_learnt(control, case) or trained)
-    if control == "labels" and federation:
-        seconds = federation * _part_of_the_run(attack, case)
-        if not attack.card.control.get("trained", True):
-            seconds = min(seconds, _untrained(unit, case))
-    shared[name] = Cost(attack=name, seconds=seconds)
-    needs, runs = [name], 1
-    if challenged:
+    settings = _reducible(attack, work, case.spec)
+    control, trained = _control(attack, work, case, unit, federation)
+    shared[control.attack] = control
+    needs, runs = [control.attack], 1
+    if GOALS[attack.card.goal].challenged:
         runs += case.spec.canaries is not None
         if case.spec.rehearses and case.stand_in is not None:
             needs.append(_REHEARSAL)
             runs += 1
     if work.victims:
-        steps = unit.trained * case.spec.victims * _round_of(case)
+        steps = unit.trained * case.spec.victims * round_of(case)
         needs.append(_shadows("shadows of each victim", (work.victims,), steps, attack, settings, shared))
     if work.shadows:
         # One set is for the run, and one for the control.
@@ -417,30 +266,29 @@ def _shadows(
     return name
 
 
-def _learnt(control: str, case: Case) -> float:
-    """Return the steps in which a control's networks learn their records by heart; 0 if they need not."""
-    auxiliary, most = len(case.auxiliary[1]), MOST_CANDIDATES // 2
-    if control == "model":
-        records: float = min(auxiliary // 2, most, most_by_heart(case.architecture.parameters))
-    elif control in ("average", "federation"):
-        records = min(0.35 * auxiliary, most) + 0.3 * auxiliary
-    else:
-        return 0.0
-    return _BY_HEART * records / _BATCH
-
-
-def _part_of_the_run(attack: AttackPlan, case: Case) -> float:
-    """Return the share of the run's federation that the controls of an attack on class shares repeat."""
-    rounds, repeated = case.settings.get("rounds"), 1.0
-    if type(rounds) is int and rounds > 0:
-        repeated = min(1.0, rehearsals.rounds_of(attack) / rounds)
-    return repeated * min(1.0, rehearsals.MOST_CLIENTS / max(1, case.spec.clients))
-
-
-def _untrained(unit: Unit, case: Case) -> float:
-    """Return the seconds of a control whose clients train for a step or an epoch, and answer once."""
-    records = len(case.auxiliary[1]) / 2 + min(len(case.public), MOST_PUBLIC) * rehearsals.MOST_CLIENTS
-    return unit.seconds * (rehearsals.MOST_CLIENTS + records / _BATCH)
+def _control(attack: AttackPlan, work: Work, case: Case, unit: Unit, federation: float) -> tuple[Cost, float]:
+    """Return what the training of an attack's control costs, and for how many of the steps `once` it stands."""
+    on, auxiliary, most = str(attack.card.control["on"]), len(case.auxiliary[1]), MOST_CANDIDATES // 2
+    name, trained = f"control: {on}", _TRAINED.get(on, 0.0)
+    if on not in _SAME_FOR_ALL:
+        name, trained = f"{name} of {attack.name}", min(trained, work.once)
+    by_heart = 0.0  # records that networks learn by heart
+    if on == "model":
+        by_heart = min(auxiliary // 2, most, most_by_heart(case.architecture.parameters))
+    elif on in ("average", "federation"):
+        by_heart = min(0.35 * auxiliary, most) + 0.3 * auxiliary
+    seconds = unit.seconds * (_BY_HEART * by_heart / BATCH or trained)
+    if on == "labels" and federation:
+        # It repeats some rounds of the run's federation with some of its clients.
+        rounds, repeated, clients = case.settings.get("rounds"), 1.0, rehearsals.MOST_CLIENTS
+        if type(rounds) is int and rounds > 0:
+            repeated = min(1.0, rehearsals.rounds_of(attack) / rounds)
+        seconds = federation * (repeated * min(1.0, clients / max(1, case.spec.clients)))
+        if not attack.card.control.get("trained", True):
+            # Clients train for a step or an epoch, and answer once.
+            records = auxiliary / 2 + min(len(case.public), MOST_PUBLIC) * clients
+            seconds = min(seconds, unit.seconds * (clients + records / BATCH))
+    return Cost(attack=name, seconds=seconds), trained
 
 
 def _reducible(attack: AttackPlan, work: Work, spec: Spec) -> dict[str, ReducibleSetting]:
@@ -458,7 +306,11 @@ def _reducible(attack: AttackPlan, work: Work, spec: Spec) -> dict[str, Reducibl
         number = params.get(name)
         if name in by_hand or type(number) is not int or type(quick) is not int or min(number, quick) < 1:
             continue
-        least = max(least_of(quick), _lowest(attack, name))
+        least = least_of(quick)
+        if attack.own:  # no lower than its configuration allows
+            field = attacks.REGISTRY.load(attack.name, "attack").Config.model_fields[name]
+            for bound in field.metadata:
+                least = max(least, int(getattr(bound, "ge", None) or 0))
         if name in work.grows:
             settings[name] = ReducibleSetting(asked=number, least=min(number, least))
         elif name == work.victims or name in work.shadows:
@@ -472,15 +324,6 @@ def _reducible(attack: AttackPlan, work: Work, spec: Spec) -> dict[str, Reducibl
         except SpecError:
             return {}
     return settings
-
-
-def _lowest(attack: AttackPlan, setting: str) -> int:
-    """Return the lowest number that the configuration of an attack of fdaudit's own allows; 1 for other attacks."""
-    if not attack.own:
-        return 1
-    field = attacks.REGISTRY.load(attack.name, "attack").Config.model_fields[setting]
-    bounds = [bound.ge for bound in field.metadata if getattr(bound, "ge", None) is not None]
-    return max(map(int, bounds), default=1)
 
 
 def _gigabytes(case: Case, unit: Unit, processes: int) -> float:

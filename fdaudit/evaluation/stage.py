@@ -23,7 +23,7 @@ from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import Oracle
 from fdaudit.adversary.view import View, export_view, open_view
 from fdaudit.errors import RunError, plugin_line
-from fdaudit.evaluation.budget import Deadline
+from fdaudit.evaluation.clock import Deadline
 from fdaudit.evaluation.controls.kept import kept_controls
 from fdaudit.evaluation.controls.rehearsed import Rehearsed
 from fdaudit.goals import GOALS, Guess, goal_of
@@ -106,8 +106,12 @@ class Stage:
         """
         if self.case.missing("images"):
             return {}
-        issued = {k: self.run.truth.challenge(k)[0] for k in self.victims(adversary)}
-        return {k: challenge for k, challenge in issued.items() if len(challenge.y)}
+        challenges = dict[str, Challenge]()
+        for client in self.victims(adversary):
+            challenge, _ = self.run.truth.challenge(client)
+            if len(challenge.y):
+                challenges[client] = challenge
+        return challenges
 
     def check(self, adversary: str, guesses: Sequence[Guess], victims: Sequence[str] | None = None) -> None:
         """Refuse guesses that did not come from an attack of this run and cannot be scored.
@@ -132,13 +136,10 @@ class Stage:
         challenges: Mapping[str, Challenge],
         view: View,
     ) -> CheckedTask:
-        """Return what guesses are checked against."""
-        return CheckedTask(
-            victims=_named(guesses, victims),
-            candidates={client: len(challenge.y) for client, challenge in challenges.items()},
-            view=view,
-            classes=self.case.dataset.classes,
-        )
+        """Return what guesses are checked against; copies of models may be of the released one, too."""
+        if goal_of(guesses[0]).on_released:
+            victims = (*victims, RELEASED)
+        return CheckedTask.of(victims, challenges, view, self.case.dataset.classes)
 
     def score(
         self, cell: str, adversary: str, guesses: Sequence[Guess]
@@ -225,7 +226,7 @@ class Stage:
             if not (guesses := self.run.scorer.scorable(guesses)):
                 return base.cell("not-applicable", reason=_NO_MODEL)
             figures, targets = self.run.scorer.score(base.id, guesses, assumed)
-            figures = tuple(self._other_loss(self._doubted(figure), attack) for figure in figures)
+            figures = tuple(self._annotated(figure, attack) for figure in figures)
             on_canaries, others = self._on_canaries(base, adversary)
             if deadline is not None and deadline.left <= 0:  # without controls its figures show nothing
                 return base.cell("not-tested", reason=deadline.before_its_end)
@@ -252,18 +253,15 @@ class Stage:
             return base.cell("failed", reason=f"{type(error).__name__}: {error}{plugin_line(error)}")
         return cell
 
-    def _doubted(self, figure: Figure) -> Figure:
-        """Return a figure that shows no image, with what a card leaves open; others as they are."""
-        if self.case.imported is None or figure.value is None or figure.value >= _GAIN_FOUND:
-            return figure
-        return noted(figure, self.case.imported.preprocess_unsaid, "psnr_gain")
-
-    def _other_loss(self, figure: Figure, attack: AttackPlan) -> Figure:
-        """Return the AUC of an attack that may train shadow models, with the loss that they do not share; or as is."""
+    def _annotated(self, figure: Figure, attack: AttackPlan) -> Figure:
+        """Return a figure with its doubts: what a card leaves open, or a loss that shadow models do not share."""
+        imported = self.case.imported
+        if imported is not None and figure.value is not None and figure.value < _GAIN_FOUND:
+            figure = noted(figure, imported.preprocess_unsaid, "psnr_gain")
         function = (self.case.settings.get("loss") or {}).get("function")
-        if function is None or "auxiliary" not in attack.card.assumes:
-            return figure
-        return noted(figure, "shadow models use cross-entropy, not the clients' own loss")
+        if function is not None and "auxiliary" in attack.card.assumes:
+            figure = noted(figure, "shadow models use cross-entropy, not the clients' own loss")
+        return figure
 
     def applies(self, adversary: Adversary, attack: AttackPlan) -> bool:
         """Return whether an attack says that it can be tried on an adversary's view; one that fails to say can."""
@@ -273,9 +271,7 @@ class Stage:
             assumed = assumptions(self.case, attack.card)
             task = shared(self.task(adversary.name, attack), assumed[0], len(assumed))
             knowledge = self.knowledge(adversary, attack.card, assumed[0])
-            view = adversary.view
-            if any(assumption.lacks for assumption in assumed):
-                view = without_records(adversary, self.run.view(adversary.name))
+            view = self._visible(adversary, assumed)
             return applies(attack, view, Trial(knowledge=knowledge, task=task, seed=0))
         except Exception:  # its cell will show the error
             return True
@@ -316,13 +312,12 @@ class Stage:
     ) -> tuple[tuple[Guess, ...], Queries | None, str]:
         """Return the attack's checked guesses on one task, a summary of its questions, and why there are no guesses."""
         seed = child_seed(self.case.seed, "attack", base.id, *purpose)
-        trials, view = [], adversary.view
+        trials = []
         for assumption in assumed:
             knowledge = self.knowledge(adversary, base.attack.card, assumption)
             part = shared(task, assumption, len(assumed))
             trials.append(Trial(knowledge=knowledge, task=part, seed=seed))
-        if any(assumption.lacks for assumption in assumed):
-            view = without_records(adversary, self.run.view(adversary.name))
+        view = self._visible(adversary, assumed)
         by_trial, queries = self._ask("/".join((base.id, *purpose)), base.attack, view, trials)
         if isinstance(by_trial, str):
             return (), None, by_trial
@@ -332,6 +327,12 @@ class Stage:
             refuse_too_many(guesses, adversary.view, self.run.truth)
         guesses = merged(by_trial, assumed)
         return guesses, queries, "" if guesses else "no victim has a message that the attack can use"
+
+    def _visible(self, adversary: Adversary, assumed: Sequence[Assumption]) -> View:
+        """Return an adversary's view, without its own records if some class is withheld from it."""
+        if any(assumption.lacks for assumption in assumed):
+            return without_records(adversary, self.run.view(adversary.name))
+        return adversary.view
 
     def _on_canaries(self, base: _Base, adversary: Adversary) -> tuple[Canaries | None, tuple[Guess, ...]]:
         """Try a membership attack on the canaries as well; return its outcome and its guesses."""
@@ -414,13 +415,6 @@ def _on_each(answers: Iterable[tuple[Guess, ...] | str]) -> list[tuple[Guess, ..
             return guesses
         by_trial.append(guesses)
     return by_trial
-
-
-def _named(guesses: Sequence[Guess], victims: Sequence[str]) -> tuple[str, ...]:
-    """Return the possible targets of guesses: the victims and, for model copies, the released model."""
-    if goal_of(guesses[0]).on_released:
-        return (*victims, RELEASED)
-    return tuple(victims)
 
 
 def not_asked(case: Case, adversary: str, attack: AttackPlan) -> Cell | None:

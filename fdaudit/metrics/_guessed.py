@@ -24,11 +24,11 @@ __all__ = [
     "CoinGuesses",
     "GuessNumber",
     "OneRunDesign",
-    "counted",
+    "check_choice",
+    "check_claim",
+    "check_counts",
     "evenly",
-    "finite_claim",
-    "known",
-    "tried",
+    "guesses_about_coins",
 ]
 
 OneRunDesign = Literal["coin-flips", "matched-pairs"]
@@ -65,7 +65,7 @@ class CoinGuesses:
     halved: bool
 
 
-def counted(correct: int, guesses: int, canaries: int) -> None:
+def check_counts(correct: int, guesses: int, canaries: int) -> None:
     """Refuse impossible counts of right guesses, guesses and canaries.
 
     Raises:
@@ -79,7 +79,7 @@ def counted(correct: int, guesses: int, canaries: int) -> None:
         )
 
 
-def finite_claim(value: float, field: str) -> None:
+def check_claim(value: float, field: str) -> None:
     """Refuse a claimed ε or μ that is negative or infinite.
 
     Raises:
@@ -89,7 +89,7 @@ def finite_claim(value: float, field: str) -> None:
         raise UsageError(field, value, "is no finite claim", "Give a number of at least 0.")
 
 
-def known(value: str, choices: Sequence[str], field: str) -> None:
+def check_choice(value: str, choices: Sequence[str], field: str) -> None:
     """Refuse a value that is not among the choices.
 
     Raises:
@@ -99,7 +99,7 @@ def known(value: str, choices: Sequence[str], field: str) -> None:
         raise UsageError(field, value, f"is no known {field}", f"Choose from {', '.join(choices)}.")
 
 
-def tried(
+def guesses_about_coins(
     scores: ArrayLike,
     member: ArrayLike,
     design: OneRunDesign,
@@ -124,8 +124,8 @@ def tried(
     """
     values = vector(scores, "scores")
     truth = flags(member, "member", len(values))
-    known(design, get_args(OneRunDesign), "design")
-    known(relation, get_args(Relation), "relation")
+    check_choice(design, get_args(OneRunDesign), "design")
+    check_choice(relation, get_args(Relation), "relation")
     if (pair is not None) != (design == "matched-pairs"):
         problem = "is missing" if pair is None else f"has no meaning under {design}"
         raise UsageError("pair", pair, problem, "Give it with design 'matched-pairs', and there only.")

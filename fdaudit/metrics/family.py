@@ -101,7 +101,9 @@ def reflip(
     aucs, rates = list[_Auc](), list[_Rate]()
     for cell, scores in cells.items():
         for target, own_coins, values in _groups(scores, start):
-            aucs.append(_auc(cell, target, own_coins, values))
+            doubled, n = doubled_ranks(values), len(own_coins)
+            key = FigureKey(cell, target, "auc")
+            aucs.append(_Auc(tested=key, coins=own_coins, ahead=doubled[:n] - doubled[n:]))
             rates += _rates(cell, target, own_coins, values)
     if not aucs:
         return Reflipped(p={}, floors={}, coins=coins, reflips=reflips)
@@ -224,39 +226,29 @@ def _groups(
     return groups
 
 
-def _auc(cell: str, target: str | None, coins: Integers, values: Floats) -> _Auc:
-    doubled = doubled_ranks(values)
-    n = len(coins)
-    return _Auc(tested=FigureKey(cell, target, "auc"), coins=coins, ahead=doubled[:n] - doubled[n:])
-
-
 def _rates(cell: str, target: str | None, coins: Integers, values: Floats) -> Iterator[_Rate]:
-    """Yield the true-positive rate at each false-positive rate that the non-members can resolve."""
-    n = len(coins)
-    for fpr in FPRS:
-        allowed = int(np.floor(fpr * n + 1e-9))
-        if 1 <= allowed < n:
-            yield _rate(FigureKey(cell, target, fpr_name(fpr)), coins, values, allowed)
+    """Yield the true-positive rate at each false-positive rate that the non-members can resolve.
 
-
-def _rate(tested: FigureKey, coins: Integers, values: Floats, allowed: int) -> _Rate:
-    """Return a true-positive rate over the candidates with the highest scores: four times as many as chance needs.
-
-    A rate that goes beyond them counts as one that reaches them. This holds for the run and for re-flips.
+    It is taken over the candidates with the highest scores: four times as many as chance needs. A rate that goes beyond
+    them counts as one that reaches them. This holds for the run and for re-flips.
     """
     n = len(coins)
     order = np.argsort(-values, kind="stable")
-    top = min(2 * n, 4 * allowed + 40)
     ordered = -values[order]
-    above = np.append(np.searchsorted(ordered, ordered, side="left"), 2 * n)[: top + 1]
-    return _Rate(
-        tested=tested,
-        coins=np.concatenate([coins, coins])[order[:top]],
-        as_is=np.where(order[:top] < n, 1, -1).astype(np.int8),
-        above=above,
-        allowed=allowed,
-        quantiles=_quantiles(n, allowed, top),
-    )
+    above = np.append(np.searchsorted(ordered, ordered, side="left"), 2 * n)
+    for fpr in FPRS:
+        allowed = int(np.floor(fpr * n + 1e-9))
+        if not 1 <= allowed < n:
+            continue
+        top = min(2 * n, 4 * allowed + 40)
+        yield _Rate(
+            tested=FigureKey(cell, target, fpr_name(fpr)),
+            coins=np.concatenate([coins, coins])[order[:top]],
+            as_is=np.where(order[:top] < n, 1, -1).astype(np.int8),
+            above=above[: top + 1],
+            allowed=allowed,
+            quantiles=_quantiles(n, allowed, top),
+        )
 
 
 @cache

@@ -103,39 +103,33 @@ def multilabel_macro_f1(predicted: ArrayLike, true: ArrayLike) -> float:
 
 
 def _measured(values: Floats, truth: Integers) -> tuple[MeanAuc, Floats]:
-    """Return mAUC, and the influence of each record (n,) on it: squares of these sum to its variance."""
-    both = (truth == 1).any(0) & (truth == 0).any(0)
-    if not both.any():
-        raise UsageError(
-            "true", truth.shape, "has no class with both answers", "Evaluate on records of both kinds."
-        )
-    by_class, influence = {}, np.zeros(len(values))
-    for c in np.flatnonzero(both):
-        by_class[int(c)] = _add_class(values[:, c], truth[:, c], influence)
-    left_out = tuple(map(int, np.flatnonzero(~both)))
-    value = float(np.mean(list(by_class.values())))
-    return MeanAuc(value=value, by_class=by_class, left_out=left_out), influence / len(by_class)
-
-
-def _add_class(values: Floats, truth: Integers, influence: Floats) -> float:
-    """Return one class's AUC; add each record's contribution to its error to `influence`.
+    """Return mAUC, and the influence of each record (n,) on it: squares of these sum to its variance.
 
     A record's placement is the share of the other kind that it is correctly ordered with. The AUC is its mean over
     either kind (DeLong 1988, V10 and V01).
     """
     from scipy.stats import rankdata
 
-    positive, negative = np.flatnonzero(truth == 1), np.flatnonzero(truth == 0)
-    among_all = rankdata(values[np.concatenate([positive, negative])])
-    # A rank among all less the rank among the own kind counts the records of the other kind below.
-    beaten = (among_all[: len(positive)] - rankdata(values[positive])) / len(negative)
-    beaten_by = 1 - (among_all[len(positive) :] - rankdata(values[negative])) / len(positive)
-    area = 0.0
-    for rows, placement in ((positive, beaten), (negative, beaten_by)):
-        area = float(placement.mean())
-        # One record of a kind has no spread: DeLong's estimate is undefined for it.
-        influence[rows] += (placement - area) / np.sqrt(len(rows) * max(len(rows) - 1, 1))
-    return area
+    both = (truth == 1).any(0) & (truth == 0).any(0)
+    if not both.any():
+        raise UsageError(
+            "true", truth.shape, "has no class with both answers", "Evaluate on records of both kinds."
+        )
+    by_class, influence = {}, np.zeros(len(values))
+    for c in np.flatnonzero(both).tolist():
+        positive, negative = np.flatnonzero(truth[:, c] == 1), np.flatnonzero(truth[:, c] == 0)
+        of_positive, of_negative = values[positive, c], values[negative, c]
+        among_all = rankdata(np.concatenate([of_positive, of_negative]))
+        # A rank among all less the rank among the own kind counts the records of the other kind below.
+        beaten = (among_all[: len(positive)] - rankdata(of_positive)) / len(negative)
+        beaten_by = 1 - (among_all[len(positive) :] - rankdata(of_negative)) / len(positive)
+        for rows, placement in ((positive, beaten), (negative, beaten_by)):
+            # One record of a kind has no spread: DeLong's estimate is undefined for it.
+            influence[rows] += (placement - placement.mean()) / np.sqrt(len(rows) * max(len(rows) - 1, 1))
+        by_class[c] = float(beaten_by.mean())
+    left_out = tuple(map(int, np.flatnonzero(~both)))
+    value = float(np.mean(list(by_class.values())))
+    return MeanAuc(value=value, by_class=by_class, left_out=left_out), influence / len(by_class)
 
 
 def _checked(scores: ArrayLike, true: ArrayLike) -> tuple[Floats, Integers]:

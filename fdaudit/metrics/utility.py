@@ -98,7 +98,11 @@ def near_chance(
     """
     own = [row for row in final if row.line == line and row.figure.value is not None]
     rows = [row for row in own if row.party == "server"] or own
-    low = [row for row in rows if _lower(row.figure) <= chance.level]
+    low = []
+    for row in rows:
+        lower_end = row.figure.value if row.figure.low is None else row.figure.low
+        if (lower_end or 0.0) <= chance.level:
+            low.append(row)
     if not low:
         return []
     worst = min(low, key=lambda row: row.figure.value or 0.0)
@@ -115,11 +119,6 @@ def near_chance(
             f"It had {best.value:.1%} after round {best.round}: training diverged or was drowned in noise."
         )
     return [f"{who} near chance: {at}. {cause}"]
-
-
-def _lower(figure: Figure) -> float:
-    """Return the lower end of a figure's interval, or its value without one."""
-    return figure.low if figure.low is not None else figure.value or 0.0
 
 
 def macro_f1(predicted: ArrayLike, true: ArrayLike) -> float:

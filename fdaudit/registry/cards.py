@@ -119,7 +119,7 @@ class AttackCard(ExtensionCard):
     control's settings.
     """
     work: Settings | None = None
-    """What the estimate of the attack stage reads, see `fdaudit.evaluation.estimate.Work`. None: it is not counted."""
+    """What the estimate of the attack stage reads, see `fdaudit.evaluation.steps.Work`. None: it is not counted."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -43,21 +43,18 @@ def epsilon_claimed(claim: Claim) -> float:
         return claim.epsilon
     charges = Counter[Charge]()
     for noise, rate, steps in claim.history:
-        charges[_step(claim, noise, rate)] += steps
-    return epsilon(charges, claim.delta).value
-
-
-def _step(claim: Claim, noise: float, rate: float) -> Charge:
-    """Return one step of Gaussian noise: `noise` times the sensitivity, of a sample that is drawn at this rate."""
-    if rate == 1:
-        return Gaussian(
+        # A step's noise is in units of the sensitivity; `rate` is the chance of a record to be in its sample.
+        step: Charge = Gaussian(
             unit=claim.unit, relation=claim.relation, covers=("data",), sensitivity=1.0, scale=noise
         )
-    return SampledGaussian(
-        unit=claim.unit,
-        relation=claim.relation,
-        covers=("data",),
-        sensitivity=1.0,
-        scale=noise,
-        sample_rate=rate,
-    )
+        if rate != 1:
+            step = SampledGaussian(
+                unit=claim.unit,
+                relation=claim.relation,
+                covers=("data",),
+                sensitivity=1.0,
+                scale=noise,
+                sample_rate=rate,
+            )
+        charges[step] += steps
+    return epsilon(charges, claim.delta).value

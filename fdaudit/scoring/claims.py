@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -36,15 +35,12 @@ from fdaudit.metrics import (
     mu_p_value,
 )
 from fdaudit.result import Check, ClaimVerdict, Evidence
-from fdaudit.scoring.ground_truth import Truth
 from fdaudit.scoring.run_directory import RunDirectory
-from fdaudit.scoring.scoring import kept_scores
+from fdaudit.scoring.scoring import Part, kept_scores
 from fdaudit.spec.privacy import CanarySpec
-from fdaudit.types import Challenge
 
 if TYPE_CHECKING:
     from fdaudit.accounting.ledger import Ledger
-    from fdaudit.planning.case import Case
 
 __all__ = ["CONFIDENCE", "Claimed", "by_client", "check_claims", "judge"]
 
@@ -54,14 +50,28 @@ CONFIDENCE = 0.95
 _TESTS = 2
 """Tests of each attack on each kind of coins: of (ε, δ), and of Gaussian DP."""
 
-Part = Literal["candidates", "canaries"]
-
 
 class _Coins(TypedDict):
     """The coins' design, as both tests take it."""
 
     design: Literal["matched-pairs", "coin-flips"]
     relation: Relation
+    pair: Tensor | None
+    guesses: int | None
+
+
+class _Scored(NamedTuple):
+    """An attack's scores, and the coins that they are about.
+
+    Attributes:
+        scores: (n,), higher for "member".
+        member: (n,) booleans.
+        pair: (n,) the number of each pair, if coins decide about pairs.
+        guesses: the number of guesses that the spec fixes, if it does.
+    """
+
+    scores: np.ndarray[Any, Any]
+    member: Tensor
     pair: Tensor | None
     guesses: int | None
 
@@ -84,13 +94,16 @@ def check_claims(
         ledgers: what the ledger claims, view by view.
         claims: what a recorded system claims for itself.
     """
-    case, truth = run.case, run.truth
     entries = [*((entry, "") for entry in ledgers), *((c.entry, c.source) for c in claims)]
-    planned = [list(_planned(case, truth, entry)) for entry, _ in entries]
+    planned = [list(_planned(run, entry)) for entry, _ in entries]
     confidence = 1 - (1 - CONFIDENCE) / max(1, _TESTS * sum(map(len, planned)))
     checks = []
     for (entry, source), tests in zip(entries, planned, strict=True):
-        evidence = _evidence(case, truth, run.path, entry, tests, confidence)
+        evidence = []
+        for attack, part in tests:
+            scored = _scored(run, entry.view, attack, part)
+            if scored is not None:
+                evidence.append(_evidence(entry, attack, part, scored, confidence))
         checks.append(judge(entry, evidence, confidence).model_copy(update={"source": source}))
     return tuple(checks)
 
@@ -161,10 +174,11 @@ def _verdict(check: Check) -> tuple[ClaimVerdict, str]:
 # -- details ------------------------------------------------------------------------------------------------------
 
 
-def _planned(case: Case, truth: Truth, entry: Ledger) -> Iterator[tuple[str, Part]]:
+def _planned(run: RunDirectory, entry: Ledger) -> Iterator[tuple[str, Part]]:
     """Yield the attacks that count in this view, with each kind of coins that tests its claim."""
     if not entry.finite or not entry.victim:
         return
+    case, truth = run.case, run.truth
     members = entry.view.split("+")
     parts: list[Part] = []
     victims = case.victims(entry.view)
@@ -191,86 +205,67 @@ def _tests(canaries: CanarySpec, entry: Ledger) -> bool:
     return entry.unit != "client" and entry.relation == "add-or-remove"
 
 
-def _evidence(
-    case: Case,
-    truth: Truth,
-    run: Path,
-    entry: Ledger,
-    planned: Sequence[tuple[str, Part]],
-    confidence: float,
-) -> list[Evidence]:
-    evidence = []
-    for attack, part in planned:
-        of_clients = kept_scores(run, f"{entry.view}/{attack}", part)
-        if not of_clients:
-            continue
-        canaries = case.spec.canaries if part == "canaries" else None
-        issue = truth.canaries if part == "canaries" else truth.challenge
-        challenges = {client: issue(client) for client in sorted(of_clients)}
-        if canaries is not None and canaries.unit == "client":
-            scores, member, pair = _of_clients(of_clients, challenges)
-        else:
-            scores, member, pair = _of_records(of_clients, challenges)
-        coins = len(scores) if pair is None else len(scores) // 2
-        guesses = None
-        if canaries is not None and canaries.guesses is not None:
-            guesses = min(canaries.guesses, coins)
-        coin: _Coins = {
-            "design": "coin-flips" if pair is None else "matched-pairs",
-            "relation": entry.relation,
-            "pair": pair,
-            "guesses": guesses,
-        }
-        perfect = member.double().numpy()  # scores of an attack that knows every coin
-        mu = mu_lower_bound(scores, member, confidence, **coin)
-        p = epsilon_p_value(scores, member, float(entry.epsilon), entry.delta, **coin)
-        if entry.gdp is not None:
-            p = min(p, mu_p_value(scores, member, entry.gdp, **coin))
-        evidence.append(
-            Evidence(
-                attack=attack,
-                on=part,
-                design=coin["design"],
-                coins=coins,
-                bound=epsilon_lower_bound(scores, member, entry.delta, confidence, **coin),
-                power=epsilon_lower_bound(perfect, member, entry.delta, confidence, **coin),
-                mu=mu,
-                mu_power=mu_lower_bound(perfect, member, confidence, **coin),
-                gaussian=gdp_epsilon(mu, entry.delta),
-                p=p,
-            )
-        )
-    return evidence
+def _scored(run: RunDirectory, view: str, attack: str, part: Part) -> _Scored | None:
+    """Return an attack's scores on one kind of coins, of all victims; None if it left none.
 
-
-_Challenges = Mapping[str, tuple[Challenge, torch.Tensor]]
-_Scored = tuple[np.ndarray[Any, Any], torch.Tensor, torch.Tensor | None]
-"""Scores (n,), membership (n,), and the number of each pair (n,), if coins decide about pairs."""
-
-
-def _of_clients(scores: Mapping[str, Tensor], challenges: _Challenges) -> _Scored:
-    members = {client: member for client, (_, member) in challenges.items()}
-    values, member, pair = by_client({client: scores[client] for client in members}, members)
-    return values.numpy(), member, pair
-
-
-def _of_records(scores: Mapping[str, Tensor], challenges: _Challenges) -> _Scored:
-    """Return all victims' scores. For single coins return ranks, with ties broken by position.
-
-    Challenges are shuffled, so a candidate's position reveals nothing about its coin.
+    For single coins they are ranks, with ties broken by position. Challenges are shuffled, so a candidate's position
+    reveals nothing about its coin.
     """
-    values, members, pairs, coins = [], [], [], 0
-    for client, (challenge, member) in challenges.items():
-        values.append(scores[client])
-        members.append(member)
+    by_victim = kept_scores(run.path, f"{view}/{attack}", part)
+    if not by_victim:
+        return None
+    canaries, issue = None, run.truth.challenge
+    if part == "canaries":
+        canaries, issue = run.case.spec.canaries, run.truth.canaries
+    guesses = None if canaries is None else canaries.guesses
+    values, members, pairs, coins = dict[str, Tensor](), dict[str, Tensor](), [], 0
+    for client in sorted(by_victim):
+        challenge, members[client] = issue(client)
+        values[client] = by_victim[client]
         pairs.append(challenge.pair + coins)
         coins += len(challenge.y) // 2
-    together = torch.cat(values).numpy()
+    if canaries is not None and canaries.unit == "client":
+        of_sets, is_held, pair = by_client(values, members)
+        return _Scored(of_sets.numpy(), is_held, pair, guesses)
+    scores, member = torch.cat(list(values.values())).numpy(), torch.cat(list(members.values()))
     if challenge.design == "matched-pairs":
-        return together, torch.cat(members), torch.cat(pairs)
-    ranks = np.empty(len(together))
-    ranks[np.argsort(together, kind="stable")] = np.arange(len(together))
-    return ranks, torch.cat(members), None
+        return _Scored(scores, member, torch.cat(pairs), guesses)
+    ranks = np.empty(len(scores))
+    ranks[np.argsort(scores, kind="stable")] = np.arange(len(scores))
+    return _Scored(ranks, member, None, guesses)
+
+
+def _evidence(entry: Ledger, attack: str, part: Part, scored: _Scored, confidence: float) -> Evidence:
+    """Return what an attack's scores show about a claim, and what those of a perfect attack would show."""
+    scores, member, pair, guesses = scored
+    coin: _Coins = {
+        "design": "matched-pairs",
+        "relation": entry.relation,
+        "pair": pair,
+        "guesses": guesses,
+    }
+    coins = len(scores) // 2
+    if pair is None:
+        coin["design"], coins = "coin-flips", len(scores)
+    if guesses is not None:
+        coin["guesses"] = min(guesses, coins)
+    perfect = member.double().numpy()  # scores of an attack that knows every coin
+    mu = mu_lower_bound(scores, member, confidence, **coin)
+    p = epsilon_p_value(scores, member, float(entry.epsilon), entry.delta, **coin)
+    if entry.gdp is not None:
+        p = min(p, mu_p_value(scores, member, entry.gdp, **coin))
+    return Evidence(
+        attack=attack,
+        on=part,
+        design=coin["design"],
+        coins=coins,
+        bound=epsilon_lower_bound(scores, member, entry.delta, confidence, **coin),
+        power=epsilon_lower_bound(perfect, member, entry.delta, confidence, **coin),
+        mu=mu,
+        mu_power=mu_lower_bound(perfect, member, confidence, **coin),
+        gaussian=gdp_epsilon(mu, entry.delta),
+        p=p,
+    )
 
 
 def by_client(scores: Mapping[str, Tensor], member: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,6 +17,7 @@ from fdaudit.metrics import (
     score_class_evaluation,
     score_class_reconstruction,
 )
+from fdaudit.scoring.galleries import unused_records
 from fdaudit.types import Figure
 
 if TYPE_CHECKING:
@@ -89,15 +90,23 @@ def evaluate_classes(
         together: whether the guesses cover all victims.
         generator: randomness of the prior's guesses, of the test and of the bootstrap.
     """
-    if not case.dataset.task.labels.one_class:
+    dataset, strangers = case.dataset, None
+    if not dataset.task.labels.one_class:
         return ()
+    # Records that no client trains on and that neither an adversary nor the evaluator has seen.
+    unused = unused_records(case, case.clients)
+    if dataset.test_y is None:  # else the test records are no part of the dataset's own
+        unused[case.splits.test] = False
+    rows = unused.nonzero().flatten()
+    if len(rows):
+        strangers = Bystanders(dataset.x, rows.numpy(), dataset.y[rows].numpy())
     return score_class_evaluation(
         *_beside(case, guesses),
         judge_of(case.evaluator),
         generator,
         priors=class_priors(case, assumed),
         withheld=withheld_of(assumed),
-        bystanders=_strangers(case),
+        bystanders=strangers,
         together=together,
     )
 
@@ -121,27 +130,11 @@ def _beside(
     case: Case, guesses: Sequence[Reconstruction]
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """Return guessed images and classes, and each victim's images and classes."""
-    truths = [case.records(g.target) for g in guesses]
-    return (
-        [g.images for g in guesses],
-        [g.labels for g in guesses],
-        [x for x, _ in truths],
-        [y for _, y in truths],
-    )
-
-
-def _strangers(case: Case) -> Bystanders | None:
-    """Return the records that no client trains on and that neither an adversary nor the evaluator has seen."""
-    splits, dataset = case.splits, case.dataset
-    unused = torch.ones(len(dataset.y), dtype=torch.bool)
-    unused[splits.auxiliary] = False
-    unused[splits.proxy] = False
-    for client in splits.clients:
-        unused[client.train] = False
-        unused[client.canaries] = False
-    if dataset.test_y is None:  # else the test records are no part of the dataset's own
-        unused[splits.test] = False
-    rows = unused.nonzero().flatten()
-    if not len(rows):
-        return None
-    return Bystanders(dataset.x, rows.numpy(), dataset.y[rows].numpy())
+    images, labels, records, classes = list[Any](), list[Any](), list[Any](), list[Any]()
+    for guess in guesses:
+        x, y = case.records(guess.target)
+        images.append(guess.images)
+        labels.append(guess.labels)
+        records.append(x)
+        classes.append(y)
+    return images, labels, records, classes

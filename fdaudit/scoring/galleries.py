@@ -21,7 +21,7 @@ from fdaudit.metrics import Bystanders, Gallery, Identification, Probe, Rank, id
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case
 
-__all__ = ["bystanders_of", "gallery_tests"]
+__all__ = ["bystanders_of", "gallery_tests", "unused_records"]
 
 _MOST = 100
 """Largest number of records of one class in addition to the true ones."""
@@ -32,23 +32,28 @@ _VALUES = 1 << 24
 class."""
 
 
-def bystanders_of(case: Case, targets: Sequence[str]) -> Bystanders | None:
-    """Return the records that no target trains on and that adversaries are not assumed to hold."""
-    splits, data = case.splits, case.dataset
-    unused = torch.ones(len(data.y), dtype=torch.bool)
+def unused_records(case: Case, clients: Sequence[str]) -> Tensor:
+    """Return which records (N,) none of these clients trains on, adversaries do not hold, and are no canaries."""
+    splits = case.splits
+    unused = torch.ones(len(case.dataset.y), dtype=torch.bool)
     unused[splits.auxiliary] = False
     unused[splits.proxy] = False
     for name, client in zip(case.clients, splits.clients, strict=True):
         unused[client.canaries] = False
-        if name in targets:
+        if name in clients:
             unused[client.train] = False
-    rows = unused.nonzero().flatten()
+    return unused
+
+
+def bystanders_of(case: Case, targets: Sequence[str]) -> Bystanders | None:
+    """Return the records that no target trains on and that adversaries are not assumed to hold."""
+    rows = unused_records(case, targets).nonzero().flatten()
     if not len(rows):
         return None
+    data = case.dataset
     groups = data.known_groups
-    if groups is None:
-        return Bystanders(data.x, rows.numpy(), None)
-    return Bystanders(data.x, rows.numpy(), groups[rows].numpy())
+    labels = None if groups is None else groups[rows].numpy()
+    return Bystanders(data.x, rows.numpy(), labels)
 
 
 def gallery_tests(
@@ -72,12 +77,10 @@ def gallery_tests(
     true = [rows[~torch.isin(rows, canaries)] for rows in records]
     own = [split.train for name, split in zip(case.clients, splits.clients, strict=True) if name in members]
     of_adversary = torch.cat([splits.auxiliary, splits.proxy, *own])
-    free = torch.ones(len(data.y), dtype=torch.bool)
-    free[of_adversary] = False
-    free[canaries] = False
     group = data.known_groups
     if group is None:
         group = data.task.labels.groups(data.y)
+    free = unused_records(case, members)
     rows = _chosen(free, torch.cat(true), group, data.x[0].numel(), generator)
     place = torch.full((len(data.y),), -1)
     place[rows] = torch.arange(len(rows))

@@ -103,9 +103,19 @@ class Truth:
         return self.case.dataset.x[rows], self.case.dataset.y[rows]
 
     def _behind(self, client: str, messages: tuple[int, ...]) -> Tensor:
+        """Return the dataset numbers of the records behind some messages of one client."""
         key = (client, messages)
         if key not in self._known_behind:
-            self._known_behind[key] = self._find_behind(client, messages)
+            local: dict[int, None] = {}  # in order of first use
+            missing = {*messages, *self._summed(client, messages)}
+            for name in self._vault.names("truth"):
+                batches = self._vault.load(name)
+                for seq in sorted(missing.intersection(map(int, batches))):
+                    local |= dict.fromkeys(batches[str(seq)].tolist())
+                    missing.discard(seq)
+                if not missing:
+                    break
+            self._known_behind[key] = self.case.numbered(client)[torch.tensor(list(local), dtype=torch.int64)]
         return self._known_behind[key]
 
     def rows(self, guess: Reconstruction) -> Tensor:
@@ -113,18 +123,6 @@ class Truth:
         if not guess.by_class:
             return self._behind(guess.target, guess.messages)
         return self._split(guess.target).train
-
-    def _find_behind(self, client: str, messages: Sequence[int]) -> Tensor:
-        local: dict[int, None] = {}  # in order of first use
-        missing = {*messages, *self._summed(client, messages)}
-        for name in self._vault.names("truth"):
-            batches = self._vault.load(name)
-            for seq in sorted(missing.intersection(map(int, batches))):
-                local |= dict.fromkeys(batches[str(seq)].tolist())
-                missing.discard(seq)
-            if not missing:
-                break
-        return self.case.numbered(client)[torch.tensor(list(local), dtype=torch.int64)]
 
     def _summed(self, client: str, messages: Sequence[int]) -> set[int]:
         """Return the numbers of a client's own messages in the sums among these messages."""

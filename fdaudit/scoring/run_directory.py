@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,6 @@ from fdaudit.transcript.manifest import MANIFEST, origin_of, read_manifest, refu
 from fdaudit.transcript.transcript import Position, refuse_broken
 
 if TYPE_CHECKING:
-    from fdaudit.training.encoder import TaskEncoder
     from fdaudit.transcript.messages import Message
 
 __all__ = ["RunDirectory"]
@@ -83,7 +82,9 @@ class RunDirectory:
         with ExitStack() as locks:
             if path.is_dir():
                 locks.enter_context(writing(path))
-                _refuse_links(path)
+                # Any other directory is refused below, for what it is.
+                if any(os.path.lexists(path / name) for name in ("spec.yaml", "vault")):
+                    refuse_links(path)
             if resume:
                 _refuse_changed_so_far(path)
             spec = _the_spec(source, path, resume)
@@ -185,13 +186,11 @@ class RunDirectory:
     def scorer(self) -> Scorer:
         """Return the scorer of the guesses of every goal."""
         case = self.case
-        encoder: TaskEncoder | None = None
+        inputs = ScoringInputs(truth=self.truth, run=self.path, answering=self.answering, encode=None)
         # The encoder is a classifier's: it knows no masks.
         if not case.missing("auxiliary") and not case.dataset.task.labels.dense:
-            encoder = case.encoder
-        return Scorer(
-            ScoringInputs(truth=self.truth, run=self.path, answering=self.answering, encode=encoder)
-        )
+            inputs = replace(inputs, encode=case.encoder)
+        return Scorer(inputs)
 
     # -- what it began with -----------------------------------------------------------------------------------
 
@@ -215,21 +214,13 @@ class RunDirectory:
     def _write(self, secrets: Secrets) -> None:
         """Write the spec, the secrets and the splits of a new run; for a resumed run, check the data.
 
+        The first opening stores commitments to the records.
+
         Raises:
             RunError: the data are not those that the run began with.
         """
         if not self._has_begun:
             self.vault.create(secrets)
-        self._refuse_other_data()
-        # Of a run that was killed between writing a file and naming it.
-        for leftover in self.path.rglob(".*.tmp"):
-            leftover.unlink()
-        self.vault.save("splits", self.case.splits.to_dict())
-        text = yaml.safe_dump(self.case.spec.public(self.commitments["seed"]), sort_keys=False)
-        write_atomically(self.path / "spec.yaml", text.encode("utf-8"))
-
-    def _refuse_other_data(self) -> None:
-        """Refuse a resumed run whose records differ. The first opening stores commitments to the records."""
         path = self.vault.directory / "commitments.json"
         if not path.is_file():
             save_json(path, self.commitments)
@@ -239,12 +230,12 @@ class RunDirectory:
                 problem = f"differs in its {name} from what the run began with"
                 dataset = self.case.spec.dataset.name
                 raise RunError("dataset", dataset, problem, "Restore it, or start a new run.")
-
-
-def _refuse_links(path: Path) -> None:
-    """Refuse a run directory with a link in it; any other directory is refused for what it is."""
-    if any(os.path.lexists(path / name) for name in ("spec.yaml", "vault")):
-        refuse_links(path)
+        # Of a run that was killed between writing a file and naming it.
+        for leftover in self.path.rglob(".*.tmp"):
+            leftover.unlink()
+        self.vault.save("splits", self.case.splits.to_dict())
+        text = yaml.safe_dump(self.case.spec.public(self.commitments["seed"]), sort_keys=False)
+        write_atomically(self.path / "spec.yaml", text.encode("utf-8"))
 
 
 def _refuse_recording(path: Path) -> None:
@@ -316,9 +307,10 @@ def _the_secrets(spec: Spec, out: Path, resume: bool, seed_from: Path | None) ->
     """
     if not out.is_dir() and (out.exists() or out.is_symlink()):
         raise RunError("out", str(out), "is not a directory", "Choose another directory.")
-    if not resume and out.exists() and any(out.iterdir()):
+    occupied = out.exists() and any(out.iterdir())
+    if occupied and not resume:
         raise RunError("out", str(out), "exists already", "Choose another directory, or add --resume.")
-    if resume and out.exists() and any(out.iterdir()) and not (out / "vault").is_dir():
+    if resume and occupied and not (out / "vault").is_dir():
         raise RunError("out", str(out), "is not a run directory", "Choose another directory.")
     of_other = None
     if seed_from is not None:

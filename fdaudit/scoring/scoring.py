@@ -20,7 +20,13 @@ from fdaudit.storage.digests import canonical
 from fdaudit.storage.files import load_json
 from fdaudit.storage.vault import Vault
 
-__all__ = ["SCORED", "Scorer", "forget_other_scores", "keep_scores", "kept_scores", "outcome_path"]
+__all__ = ["SCORED", "Part", "Scorer", "forget_other_scores", "keep_scores", "kept_scores", "outcome_path"]
+
+Part = Literal["candidates", "canaries"]
+"""What membership scores are about."""
+
+SCORED = ("run", "inconclusive")
+"""Outcomes of a cell that have figures and scores."""
 
 
 class Scorer:
@@ -68,14 +74,14 @@ def keep_scores(vault: Vault, cell: Cell, guesses: Sequence[Guess], canaries: Se
     `forget_other_scores` is called for the new one.
     """
     scores = dict[str, Tensor]()
-    for part, answers in zip(_PARTS, (guesses, canaries), strict=True):
+    for part, answers in (("candidates", guesses), ("canaries", canaries)):
         for guess in answers:
             if isinstance(guess, Membership):
                 scores[f"{part}/{guess.target}"] = guess.scores.detach().cpu().double()
     vault.save(_scores_of(cell.plain()), scores)
 
 
-def kept_scores(run: Path, cell: str, part: Literal["candidates", "canaries"]) -> dict[str, Tensor]:
+def kept_scores(run: Path, cell: str, part: Part) -> dict[str, Tensor]:
     """Return an attack's scores (n,) of candidates or canaries, by client, in the order of their challenge.
 
     Raises:
@@ -100,12 +106,6 @@ def forget_other_scores(vault: Vault, cell: Cell) -> None:
     for name in vault.names(f"scores/{plain_name(cell.id)}"):
         if name != _scores_of(cell.plain()):
             vault.forget(name)
-
-
-SCORED = ("run", "inconclusive")
-"""Outcomes of a cell that have figures and scores."""
-
-_PARTS: tuple[Literal["candidates", "canaries"], ...] = ("candidates", "canaries")
 
 
 def _scores_of(outcome: Mapping[str, Any]) -> str:

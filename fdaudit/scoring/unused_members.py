@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fdaudit.result import UnusedMembers
-from fdaudit.transcript.messages import ALL, DATA, Message, role
+from fdaudit.transcript.messages import ALL, DATA, Message
 
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case
@@ -32,7 +32,8 @@ def unused_members(
     unused_by_client = []
     for number, client in enumerate(case.clients):
         numbered = case.numbered(client)
-        mine = [m.seq for m in messages if m.sender == client and _on_data(m)]
+        # Messages that depend on its records by themselves, not through others of its messages.
+        mine = [m.seq for m in messages if m.sender == client and (m.inputs == ALL or DATA in m.inputs)]
         if uses is None or not mine or not len(numbered) or any(seq not in uses for seq in mine):
             continue
         behind = {record for seq in mine for record in uses[seq]}
@@ -49,11 +50,6 @@ def unused_members(
         if unused.unused:
             unused_by_client.append(unused)
     return tuple(unused_by_client)
-
-
-def _on_data(message: Message) -> bool:
-    """Return whether a client's message depends on its records by itself, not through others of its messages."""
-    return role(message.sender) == "client" and (message.inputs == ALL or DATA in message.inputs)
 
 
 def _outside(rows: torch.Tensor, used: torch.Tensor) -> int:

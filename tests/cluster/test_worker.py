@@ -20,7 +20,7 @@ import fdaudit
 from fdaudit.cluster import worker
 from fdaudit.cluster.transfer import changes, write_tree
 from fdaudit.cluster.worker import ClusterTask, serve
-from fdaudit.evaluation.runner import Piece
+from fdaudit.evaluation.workers import Piece
 from fdaudit.parallel.pool import Pool, _standing
 from fdaudit.storage.cache import DIRECTORY, KEY
 from fdaudit.storage.files import load_json

@@ -13,9 +13,10 @@ import pytest
 
 import fdaudit
 from fdaudit.audit import pipeline
-from fdaudit.evaluation import attack_pool, runner
-from fdaudit.evaluation.runner import Desk, Piece, attack_cells
+from fdaudit.evaluation import attack_pool, runner, workers
+from fdaudit.evaluation.runner import attack_cells
 from fdaudit.evaluation.stage import Stage
+from fdaudit.evaluation.workers import Desk, Piece
 from fdaudit.parallel.pool import Pool
 from fdaudit.planning.case import Case
 from fdaudit.planning.simulated import simulated_case
@@ -87,8 +88,8 @@ def test_a_cell_whose_process_ended_runs_again_alone(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, dying = {c["id"]: c for c in run.result.plain()["cells"]}, _Dying()
-    monkeypatch.setattr(runner, "attack_pool", lambda size: dying)
-    monkeypatch.setattr(runner, "fitting", lambda: 64)
+    monkeypatch.setattr(workers, "attack_pool", lambda size: dying)
+    monkeypatch.setattr(workers, "fitting", lambda: 64)
     cells = attack_cells(run.opened, again=True)
     assert {c.id: c.plain() for c in cells} == before
     assert dying.pieces[-2:] == [("world",), ("world",)]
@@ -97,8 +98,8 @@ def test_a_cell_whose_process_ended_runs_again_alone(
 def test_a_cell_whose_process_ended_has_failed_and_says_so(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "fitting", lambda: 64)  # however little memory is free
-    monkeypatch.setattr(runner, "attack_pool", lambda size: _Dying(always=True))
+    monkeypatch.setattr(workers, "fitting", lambda: 64)  # however little memory is free
+    monkeypatch.setattr(workers, "attack_pool", lambda size: _Dying(always=True))
     cells = attack_cells(run.opened, again=True)
     asked = {c.id: c for c in cells if c.status != "not-requested"}
     assert {i: c.status == "failed" for i, c in asked.items()} == {
@@ -136,8 +137,8 @@ def test_a_cell_that_found_its_gpu_full_runs_again_alone(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, said = {c["id"]: c for c in run.result.plain()["cells"]}, list[str]()
-    monkeypatch.setattr(runner, "attack_pool", lambda size: _Full())
-    monkeypatch.setattr(runner, "fitting", lambda: 64)
+    monkeypatch.setattr(workers, "attack_pool", lambda size: _Full())
+    monkeypatch.setattr(workers, "fitting", lambda: 64)
     cells = attack_cells(run.opened, again=True, tick=lambda *told: said.append(told[0]))
     assert {c.id: c.plain() for c in cells} == before
     assert {"attacks (gap: again, alone)", "attacks (loss-threshold: again, alone)"} <= set(said)
@@ -219,7 +220,7 @@ def test_one_thread_starts_no_process(
     def refuse(size: int) -> None:
         raise AssertionError("a process was wanted")
 
-    monkeypatch.setattr(runner, "attack_pool", refuse)
+    monkeypatch.setattr(workers, "attack_pool", refuse)
     made = fdaudit.run({**SPEC, "threads": 1}, tmp_path / "run")
     assert {c["status"] for c in made.result.plain()["cells"]} <= {"run", "inconclusive", "not-requested"}
 
@@ -260,7 +261,7 @@ def test_as_many_as_a_run_will_ask_for(
 
 
 def test_nobody_waits_where_a_gpu_has_room_for_one(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "fitting_on", lambda device: 1)
+    monkeypatch.setattr(workers, "fitting_on", lambda device: 1)
     attack_pool.stand_by()
     runner.stand_by(case(on="cuda"))
     assert calls[-1].endswith(" go")
@@ -270,17 +271,17 @@ def test_as_many_share_a_gpu_as_its_memory_has_room_for(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    monkeypatch.setattr(runner, "fitting", lambda: 64)
-    monkeypatch.setattr(runner, "fitting_on", lambda device: 3 if device == "cuda:1" else 64)
+    monkeypatch.setattr(workers, "fitting", lambda: 64)
+    monkeypatch.setattr(workers, "fitting_on", lambda device: 3 if device == "cuda:1" else 64)
     runner.stand_by(case(on="cuda:1"))
     assert calls[-1] == "3 stand by"
 
 
 def test_machines_elsewhere_run_no_cell_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "fitting_on", lambda device: 1)
+    monkeypatch.setattr(workers, "fitting_on", lambda device: 1)
     elsewhere = Pool("none", 5)
-    assert runner._workers(case(), 4, elsewhere) is elsewhere
-    assert runner._workers(case(on="cuda"), 4, elsewhere) is None
+    assert workers.workers_for(case(), 4, elsewhere) is elsewhere
+    assert workers.workers_for(case(on="cuda"), 4, elsewhere) is None
 
 
 def case(on: str = "cpu") -> Case:

@@ -14,21 +14,19 @@ from fdaudit import attacks
 from fdaudit.config import validate
 from fdaudit.errors import RunError, SpecError, UsageError
 from fdaudit.evaluation.budget import (
-    Clock,
     Cost,
-    Deadline,
     ReducibleSetting,
     allot,
     for_attacks,
-    forget_budget,
-    kept_budget,
     least_of,
     quick,
     reduced,
     seconds_of,
     total,
 )
-from fdaudit.evaluation.estimate import Work, _reducible
+from fdaudit.evaluation.clock import Clock, Deadline, forget_budget, kept_budget
+from fdaudit.evaluation.estimate import _reducible
+from fdaudit.evaluation.steps import Work
 from fdaudit.planning.attacks import plan_attacks
 from fdaudit.result import Budget, in_words
 from fdaudit.spec.schema import load_spec

@@ -20,9 +20,10 @@ from fdaudit.api import attack_all
 from fdaudit.cli.verdicts import outcome, verdicts
 from fdaudit.errors import UsageError
 from fdaudit.evaluation import runner
-from fdaudit.evaluation.budget import Deadline, kept_budget
-from fdaudit.evaluation.estimate import Unit
-from fdaudit.evaluation.runner import Piece, attack_cells, budgeted
+from fdaudit.evaluation.clock import Deadline, kept_budget
+from fdaudit.evaluation.runner import attack_cells, budgeted
+from fdaudit.evaluation.steps import Unit
+from fdaudit.evaluation.workers import Piece
 
 from ..helpers.command import Cli
 from .test_estimate import SPEC as COSTED
@@ -156,7 +157,7 @@ def test_cheap_attacks_run_first(ran: tuple[fdaudit.Run, list[str]], monkeypatch
         assert all(piece.deadline is not None for piece in pieces)
         yield from ()
 
-    monkeypatch.setattr(runner, "_outcomes", outcomes)
+    monkeypatch.setattr(runner, "outcomes", outcomes)
     directory, clock = budgeted(ran[0].opened, None)
     attack_cells(directory, again=True, clock=clock)
     # First those that see nothing to attack.
@@ -248,7 +249,7 @@ def copied(ran: tuple[fdaudit.Run, list[str]], tmp_path: Path) -> fdaudit.Run:
 def test_all_attacks_again_without_a_budget_forget_it(
     copied: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_outcomes", lambda *given: (given for _ in ()))
+    monkeypatch.setattr(runner, "outcomes", lambda *given: (given for _ in ()))
     attack_all_of(copied, None)
     assert kept_budget(copied.opened.vault) is None
 
@@ -256,7 +257,7 @@ def test_all_attacks_again_without_a_budget_forget_it(
 def test_all_attacks_again_with_another_budget_decide_anew(
     copied: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_outcomes", lambda *given: (given for _ in ()))
+    monkeypatch.setattr(runner, "outcomes", lambda *given: (given for _ in ()))
     attack_all_of(copied, "10h")
     clock = kept_budget(copied.opened.vault)
     assert clock is not None

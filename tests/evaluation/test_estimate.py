@@ -14,8 +14,9 @@ from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.evaluation import estimate as estimates
 from fdaudit.evaluation.budget import Cost
 from fdaudit.evaluation.controls.rehearsals import most_of
-from fdaudit.evaluation.estimate import Estimate, Unit, Work, costs_of, estimate
+from fdaudit.evaluation.estimate import Estimate, costs_of, estimate
 from fdaudit.evaluation.runner import attack_cells
+from fdaudit.evaluation.steps import Unit, Work
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.progress import progress

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit.evaluation.estimate import Unit
+from fdaudit.evaluation.steps import Unit
 from fdaudit.result import Unfinished
 
 from ..helpers.run_cases import tree

@@ -155,12 +155,7 @@ def _guesses(attack: AttackPlan, case: Case, small: SmallCase) -> tuple[Guess, .
             return guesses
         if guesses:
             task = attempt.task
-            asked_for = CheckedTask(
-                victims=task.targets,
-                candidates={client: len(challenge.y) for client, challenge in task.challenges.items()},
-                view=view,
-                classes=case.dataset.classes,
-            )
+            asked_for = CheckedTask.of(task.targets, task.challenges, view, case.dataset.classes)
             check_guesses(guesses, asked_for)
             refuse_another_goal(guesses, attack.card.goal_on(case.dataset.task.name))
         by_adversary.append(guesses)

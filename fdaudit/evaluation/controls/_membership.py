@@ -14,7 +14,7 @@ from torch.optim.swa_utils import update_bn
 from fdaudit.evaluation.controls._case import VICTIM, Attempt, Figures, Records, SmallCase, knowing
 from fdaudit.goals.membership import Membership
 from fdaudit.handout.auxiliary import others
-from fdaudit.metrics import auc_p_value, score_membership
+from fdaudit.metrics import auc_figure, auc_p_value
 from fdaudit.rng import child, child_numpy
 from fdaudit.training.trainer import parameters_of
 from fdaudit.types import AttackTask, Challenge
@@ -167,23 +167,19 @@ def on_coins(
 
     def score(guesses: Sequence[Membership]) -> Figures:
         (guess,) = guesses
-        auc = score_membership(
-            guess.scores,
-            coins.member,
-            generator=child_numpy(case.seed, "control", attack.name, "score"),
-            pair=coins.challenge.pair,
-            confidence=CONFIDENCE,
-        ).figures["auc"]
-        below = auc_p_value(-guess.scores, coins.member, pair=coins.challenge.pair)
+        draws = child_numpy(case.seed, "control", attack.name, "score")
+        pair = coins.challenge.pair
+        auc = auc_figure(guess.scores, coins.member, draws, pair=pair, confidence=CONFIDENCE)
+        below = auc_p_value(-guess.scores, coins.member, pair=pair)
         above = 1.0 if auc.p is None else auc.p
         # Two-sided: the probability of a distance to 0.5 at least as large by chance.
         return {"auc": auc, "either": replace(auc, p=min(1.0, 2 * min(below, above)))}
 
-    def found(figures: Figures) -> bool:
+    def finds_members(figures: Figures) -> bool:
         p = figures["auc"].p
         return learnt and p is not None and p <= WORKS
 
-    def chance(figures: Figures) -> bool:
+    def is_chance(figures: Figures) -> bool:
         p = figures["either"].p
         return figures["auc"].value is not None and p is not None and p > 1 - CONFIDENCE
 
@@ -191,8 +187,8 @@ def on_coins(
     within = f"AUC as near 0.5 as chance has it, p above {1 - CONFIDENCE:.2g} to either side"
     cases = dict[str, SmallCase]()
     for name, (what, record, reply), expected, passes in (
-        ("positive", positive, beyond, found),
-        ("negative", negative, within, chance),
+        ("positive", positive, beyond, finds_members),
+        ("negative", negative, within, is_chance),
     ):
         cases[name] = SmallCase(
             what=f"{what}: {expected}",

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from fdaudit.evaluation.controls._case import VICTIM, Attempt, Figures, Sent, SmallCase, knowing, said
+from fdaudit.evaluation.controls._case import VICTIM, Attempt, Sent, SmallCase, knowing, said
 from fdaudit.evaluation.controls._membership import ControlRecord, design, on_coins
-from fdaudit.evaluation.controls.gradients import LEAST_GAIN_DB, closer, no_closer
+from fdaudit.evaluation.controls.gradients import LEAST_GAIN_DB, closer, no_closer, score_images
 from fdaudit.goals import GOALS
-from fdaudit.goals.reconstruction import Reconstruction
-from fdaudit.handout.auxiliary import groups_of
-from fdaudit.metrics import score_reconstruction
 from fdaudit.models.generative import build_discriminator
-from fdaudit.rng import child, child_numpy
+from fdaudit.rng import child
 from fdaudit.training.optimizers import annealed
 from fdaudit.training.stepwise import Learner, Optimizer
 from fdaudit.types import AttackTask
@@ -138,18 +136,6 @@ def compared_records(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
     count = min(_RECORDS, len(y) // 2)
     victims, others = order[:count], order[count:]
     knowledge = knowing(case, auxiliary=(x[others], y[others]))
-    groups = groups_of(case, y)
-
-    def score(guesses: Sequence[Reconstruction]) -> Figures:
-        return score_reconstruction(
-            guesses[0].images,
-            x[victims],
-            x[others],
-            child_numpy(case.seed, "control", attack.name, "score"),
-            true_labels=None if groups is None else groups[victims],
-            auxiliary_labels=None if groups is None else groups[others],
-        ).figures
-
     gain = f"mean gain over the prior at least {LEAST_GAIN_DB:g} dB, with an interval above 0"
     cases = dict[str, SmallCase]()
     for name, what, passes in (
@@ -163,7 +149,7 @@ def compared_records(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
         cases[name] = SmallCase(
             what=what,
             attempts=(attempt,),
-            score=score,
+            score=partial(score_images, attack, case, [victims], others),
             passes=passes,
             figures=("psnr_gain",),
             leading=("psnr_gain", ""),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     Noise = Mapping[tuple[str, str], Sequence[Defense]]
 
-__all__ = ["LEAST_GAIN_DB", "bare_gradients", "closer", "no_closer"]
+__all__ = ["LEAST_GAIN_DB", "bare_gradients", "closer", "no_closer", "score_images"]
 
 LEAST_GAIN_DB = 1.0
 """Mean gain over the prior baseline from which a control counts as working, as for a run's images."""
@@ -106,29 +105,23 @@ def bare_gradients(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
     task = AttackTask(targets=tuple(f"client/{k}" for k in range(clients)))
     drowned = f"the same under Gaussian noise {_DROWNING:g} times the upload"
     score = partial(expected.score, attack, case, victims.chunk(clients), others)
-
-    def small(
-        words: str,
-        passes: Callable[[Figures], bool],
-        noise: Noise | None = None,
-        replaced: Mapping[str, Any] = MappingProxyType({}),
-    ) -> SmallCase:
-        record = on_protocol("fedavg", attack, case, settings, data, noise)
-        return SmallCase(
+    replaced = {"round": 0, **attack.card.control.get("drowned", {})}
+    cases = dict[str, SmallCase]()
+    for name, words, passes, attached, params in (
+        ("positive", f"{what}: {expected.positive}", expected.works, None, {"round": 0}),
+        ("negative", f"{drowned}: {expected.negative}", expected.silent, noise, replaced),
+    ):
+        record = on_protocol("fedavg", attack, case, settings, data, attached)
+        cases[name] = SmallCase(
             what=words,
             attempts=(Attempt(record=record, knowledge=knowledge, task=task),),
             score=score,
             passes=passes,
             figures=expected.figures,
             leading=(expected.leading, ""),
-            replaced={"round": 0, **replaced},
+            replaced=params,
         )
-
-    replaced = attack.card.control.get("drowned", {})
-    return {
-        "positive": small(f"{what}: {expected.positive}", expected.works),
-        "negative": small(f"{drowned}: {expected.negative}", expected.silent, noise, replaced),
-    }
+    return cases
 
 
 def _as_in_the_run(case: Case, most: int) -> tuple[FedAvgConfig, int]:
@@ -195,7 +188,7 @@ def _drowning(view: View, fedavg: FedAvgConfig) -> Noise:
     return attached
 
 
-def _score_images(
+def score_images(
     attack: AttackPlan,
     case: Case,
     victims: Sequence[Tensor],
@@ -226,7 +219,7 @@ def _score_texts(
     others: Tensor,
     guesses: Sequence[TextReconstruction],
 ) -> Figures:
-    """Return the scores of recovered words, as `_score_images`."""
+    """Return the scores of recovered words, as `score_images`."""
     x, y = (part.numpy() for part in case.auxiliary)
     recovered = list[Recovered]()
     for guess in guesses:
@@ -247,7 +240,7 @@ def _score_rows(
     others: Tensor,
     guesses: Sequence[RowReconstruction],
 ) -> Figures:
-    """Return the scores of recovered rows, as `_score_images`."""
+    """Return the scores of recovered rows, as `score_images`."""
     x, y = case.auxiliary
     columns = case.dataset.columns or plain_columns(x.shape[1])
     cells, classes = cells_of(x, columns).numpy(), y.numpy()
@@ -300,7 +293,7 @@ _EXPECTED = {
         f"gain below {LEAST_GAIN_DB:g} dB",
         closer,
         no_closer,
-        _score_images,
+        score_images,
         ("psnr", "psnr_prior", "psnr_gain"),
         "psnr_gain",
     ),

@@ -6,6 +6,7 @@ Clients of the first have very uneven classes. Selectors of the second are fitte
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -113,25 +114,25 @@ def skewed_clients(attack: AttackPlan, case: Case) -> dict[str, SmallCase | Cont
         distance, prior = figures.values()
         return (distance.value or 0.0) > (prior.value or 0.0)
 
+    closer = f"{what}: mean total variation at most {_WORKS:g} times that of all clients' shares together"
+    farther = (
+        "the same guesses held against another client's shares: farther off than all clients' shares together"
+    )
+    cases = dict[str, SmallCase | Control]()
     attempts = (attempt,)
-    return {
-        "positive": SmallCase(
-            what=f"{what}: mean total variation at most {_WORKS:g} times that of all clients' shares together",
+    for name, words, compared, passes in (
+        ("positive", closer, shares, near),
+        ("negative", farther, [*shares[1:], shares[0]], far),
+    ):
+        cases[name] = SmallCase(
+            what=words,
             attempts=attempts,
-            score=lambda guesses: _distances(attack, case, guesses, shares),
-            passes=near,
+            score=partial(_distances, attack, case, compared),
+            passes=passes,
             leading=("label_tv", ""),
             without=what,
-        ),
-        "negative": SmallCase(
-            what="the same guesses held against another client's shares: farther off than all clients' shares together",
-            attempts=attempts,
-            score=lambda guesses: _distances(attack, case, guesses, [*shares[1:], shares[0]]),
-            passes=far,
-            leading=("label_tv", ""),
-            without=what,
-        ),
-    }
+        )
+    return cases
 
 
 def _uneven(y: Tensor, clients: int, generator: torch.Generator) -> list[Tensor]:
@@ -144,7 +145,7 @@ def _uneven(y: Tensor, clients: int, generator: torch.Generator) -> list[Tensor]
 
 
 def _distances(
-    attack: AttackPlan, case: Case, guesses: Sequence[LabelDistribution], truths: Sequence[Tensor]
+    attack: AttackPlan, case: Case, truths: Sequence[Tensor], guesses: Sequence[LabelDistribution]
 ) -> Figures:
     """Return the mean total variation of the guesses, and of the best constant guess: all clients' shares."""
     by_client = {guess.target: guess.distribution for guess in guesses}

@@ -24,7 +24,7 @@ from fdaudit.handout.rehearsals import stand_in_of
 from fdaudit.isolation.attacker import AttackFailedError
 from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
-from fdaudit.metrics import score_membership
+from fdaudit.metrics import auc_figure
 from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.scoring.evidence import draws_of
@@ -115,8 +115,37 @@ class Rehearsed:
     def view(self, adversary: str) -> View:
         """Return an adversary's view of the rehearsal, which is made if it does not exist yet."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        case = self.case
+        protocol, config = stand_in_of(case)
+        models: dict[str, Parameters] = {}
+        data = []
+        for client in case.clients:
+            train = self._train(client)
+            data.append((case.dataset.x[train], case.dataset.y[train]))
         with writing(self.directory, wait=True):  # another process may run another cell of this run
-            return self._run(adversary)
+            exists = (self.directory / "transcript").is_dir()
+            view = rehearse(
+                self.directory / "transcript",
+                protocol=protocol,
+                config=config,
+                common=case.common,
+                data=data,
+                seed=case.seed,
+                adversary=adversary,
+                defenses=case.defenses,
+                training=case.training,
+                withheld=tuple(case.spec.withhold),
+                transport=case.spec.transport,
+                deviants=case.deviants,
+                checks=case.checks,
+                models=models,
+            )
+            if not exists:
+                vault = Vault(self.directory / "vault")
+                for party, parameters in models.items():
+                    vault.save(f"models/{party.replace('/', '-')}", parameters)
+                save_json(self.directory / "rehearsed.json", {"parties": sorted(models)})
+        return view
 
     def members(self, client: str) -> Tensor:
         """Return which candidates (n,) of a client are its training records in the rehearsal."""
@@ -126,38 +155,6 @@ class Rehearsed:
         split = self.case.splits.clients[int(client.partition("/")[2])]
         stream = self.case.secrets.truth("power", client)
         return tossed_anew(split.train, split.members, split.non_members, stream)
-
-    def _records(self, client: str) -> tuple[Tensor, Tensor]:
-        train = self._train(client)
-        return self.case.dataset.x[train], self.case.dataset.y[train]
-
-    def _run(self, adversary: str) -> View:
-        case = self.case
-        protocol, config = stand_in_of(case)
-        models: dict[str, Parameters] = {}
-        exists = (self.directory / "transcript").is_dir()
-        view = rehearse(
-            self.directory / "transcript",
-            protocol=protocol,
-            config=config,
-            common=case.common,
-            data=[self._records(k) for k in case.clients],
-            seed=case.seed,
-            adversary=adversary,
-            defenses=case.defenses,
-            training=case.training,
-            withheld=tuple(case.spec.withhold),
-            transport=case.spec.transport,
-            deviants=case.deviants,
-            checks=case.checks,
-            models=models,
-        )
-        if not exists:
-            vault = Vault(self.directory / "vault")
-            for party, parameters in models.items():
-                vault.save(f"models/{party.replace('/', '-')}", parameters)
-            save_json(self.directory / "rehearsed.json", {"parties": sorted(models)})
-        return view
 
 
 def tossed_anew(train: Tensor, members: Tensor, non_members: Tensor, stream: SecretStream) -> Tensor:
@@ -186,10 +183,5 @@ def pooled_auc(
     for name in names:
         pair.append(challenges[name].pair + first)
         first += int(challenges[name].pair.max()) + 1 if len(challenges[name].pair) else 0
-    figures = score_membership(
-        torch.cat([scores[n].double() for n in names]).numpy(),
-        torch.cat([members[n] for n in names]).numpy(),
-        generator=generator,
-        pair=torch.cat(pair).numpy(),
-    ).figures
-    return figures["auc"]
+    together = torch.cat([scores[name].double() for name in names])
+    return auc_figure(together, torch.cat([members[name] for name in names]), generator, pair=torch.cat(pair))

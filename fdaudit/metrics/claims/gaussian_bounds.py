@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from fdaudit.errors import UsageError
 from fdaudit.events import Relation
 from fdaudit.metrics._arrays import probability
-from fdaudit.metrics._guessed import GuessNumber, OneRunDesign, counted, finite_claim, tried
+from fdaudit.metrics._guessed import GuessNumber, OneRunDesign, check_claim, check_counts, guesses_about_coins
 
 __all__ = ["gdp_epsilon", "mu_lower_bound", "mu_p_value", "one_run_mu"]
 
@@ -76,7 +76,7 @@ def mu_lower_bound(
         UsageError: shapes do not match, a number is out of range, or the design does not support the relation.
     """
     alpha = 1 - probability(confidence, "confidence")
-    coin_guesses = tried(scores, member, design, relation, pair, guesses, _family)
+    coin_guesses = guesses_about_coins(scores, member, design, relation, pair, guesses, _family)
     mu = 0.0
     for correct, r, share in coin_guesses.counts:
         mu = max(mu, _inverted(correct, r, coin_guesses.coins, alpha * share))
@@ -100,8 +100,8 @@ def mu_p_value(
     Raises:
         UsageError: as `mu_lower_bound`; or a negative or infinite μ.
     """
-    finite_claim(mu, "mu")
-    coin_guesses = tried(scores, member, design, relation, pair, guesses, _family)
+    check_claim(mu, "mu")
+    coin_guesses = guesses_about_coins(scores, member, design, relation, pair, guesses, _family)
     claim = 2 * mu if coin_guesses.halved else mu
     p = 1.0
     for correct, r, share in coin_guesses.counts:
@@ -121,7 +121,7 @@ def one_run_mu(correct: int, guesses: int, canaries: int, confidence: float = 0.
     Raises:
         UsageError: not 0 <= correct <= guesses <= canaries, no guess, or a number out of range.
     """
-    counted(correct, guesses, canaries)
+    check_counts(correct, guesses, canaries)
     return _inverted(int(correct), int(guesses), int(canaries), 1 - probability(confidence, "confidence"))
 
 
@@ -136,7 +136,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     from scipy.optimize import brentq
     from scipy.special import log_ndtr, ndtri
 
-    finite_claim(mu, "mu")
+    check_claim(mu, "mu")
     if not 0 <= delta < 1:
         raise UsageError("delta", delta, "is no probability", "Give a δ of at least 0 and below 1.")
     if mu == 0:

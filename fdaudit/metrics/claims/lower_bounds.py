@@ -27,8 +27,16 @@ from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
 from fdaudit.events import Relation
-from fdaudit.metrics._arrays import Flags, Floats, flags, probability, vector
-from fdaudit.metrics._guessed import GuessNumber, OneRunDesign, counted, evenly, finite_claim, known, tried
+from fdaudit.metrics._arrays import flags, probability, vector
+from fdaudit.metrics._guessed import (
+    GuessNumber,
+    OneRunDesign,
+    check_choice,
+    check_claim,
+    check_counts,
+    evenly,
+    guesses_about_coins,
+)
 from fdaudit.metrics.claims.claim_test import choose, lower_bound
 
 __all__ = [
@@ -91,14 +99,22 @@ def epsilon_lower_bound(
     truth = flags(member, "member", len(values))
     delta = _delta(delta)
     alpha = 1 - probability(confidence, "confidence")
-    known(design, (*get_args(OneRunDesign), "independent-runs"), "design")
-    known(relation, get_args(Relation), "relation")
+    check_choice(design, (*get_args(OneRunDesign), "independent-runs"), "design")
+    check_choice(relation, get_args(Relation), "relation")
     if design == "independent-runs":
         if pair is not None:
             problem = f"has no meaning under {design}"
             raise UsageError("pair", pair, problem, "Give it with design 'matched-pairs', and there only.")
-        return _of_runs(values, truth, delta, alpha, guesses)
-    coin_guesses = tried(values, truth, design, relation, pair, guesses, _family)
+        if guesses is not None:
+            raise UsageError("guesses", guesses, f"has no meaning under {design}", "Leave it out.")
+        p, q = values[truth], values[~truth]
+        if min(len(p), len(q)) < 2:
+            problem = "are too few runs with and without the candidate"
+            raise UsageError("member", (len(p), len(q)), problem, "Give at least two of each.")
+        # The threshold is chosen on every other run, and bounded on the rest.
+        distinguisher = choose(p[::2], q[::2], delta=delta, failure=alpha)
+        return lower_bound(distinguisher, p[1::2], q[1::2], delta=delta, failure=alpha)
+    coin_guesses = guesses_about_coins(values, truth, design, relation, pair, guesses, _family)
     bounds = []
     for right, r, share in coin_guesses.counts:
         bounds.append(_inverted(right, r, coin_guesses.coins, delta, alpha * share, coin_guesses.halved))
@@ -124,9 +140,9 @@ def epsilon_p_value(
     Raises:
         UsageError: as `epsilon_lower_bound`; or a negative or infinite ε.
     """
-    finite_claim(epsilon, "epsilon")
+    check_claim(epsilon, "epsilon")
     delta = _delta(delta)
-    coin_guesses = tried(scores, member, design, relation, pair, guesses, _family)
+    coin_guesses = guesses_about_coins(scores, member, design, relation, pair, guesses, _family)
     claim = _replaced(epsilon, delta) if coin_guesses.halved else (epsilon, delta)
     p = 1.0
     for right, r, share in coin_guesses.counts:
@@ -158,7 +174,7 @@ def one_run_epsilon(
 
     Source: Steinke, Nasr & Jagielski 2023, Theorem 5.2.
     """
-    counted(correct, guesses, canaries)
+    check_counts(correct, guesses, canaries)
     alpha = 1 - probability(confidence, "confidence")
     return _inverted(int(correct), int(guesses), int(canaries), _delta(delta), alpha, False)
 
@@ -181,7 +197,7 @@ def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> in
     Raises:
         UsageError: a negative or infinite ε, or a number out of range.
     """
-    finite_claim(epsilon, "epsilon")
+    check_claim(epsilon, "epsilon")
     alpha, delta = 1 - probability(confidence, "confidence"), _delta(delta)
 
     def enough(r: int) -> bool:
@@ -204,9 +220,6 @@ def guesses_needed(epsilon: float, delta: float, confidence: float = 0.95) -> in
     return high
 
 
-# -- independent runs ---------------------------------------------------------------------------------------------
-
-
 def _family(design: OneRunDesign, coins: int) -> list[GuessNumber]:
     """Return the tried numbers of guesses for a number of coins, with equal shares of the level."""
     return evenly(sorted({max(1, round(share * coins)) for share in _SHARES}), design)
@@ -215,21 +228,6 @@ def _family(design: OneRunDesign, coins: int) -> list[GuessNumber]:
 def _replaced(epsilon: float, delta: float) -> tuple[float, float]:
     """Return the (ε, δ) for records replaced that follows from (ε, δ) for records added or removed."""
     return 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
-
-
-def _of_runs(scores: Floats, member: Flags, delta: float, alpha: float, guesses: int | None) -> float:
-    """Return the larger of both directions' bounds; the threshold is chosen on every other run."""
-    if guesses is not None:
-        raise UsageError("guesses", guesses, "has no meaning under independent-runs", "Leave it out.")
-    p, q = scores[member], scores[~member]
-    if min(len(p), len(q)) < 2:
-        problem = "are too few runs with and without the candidate"
-        raise UsageError("member", (len(p), len(q)), problem, "Give at least two of each.")
-    distinguisher = choose(p[::2], q[::2], delta=delta, failure=alpha)
-    return lower_bound(distinguisher, p[1::2], q[1::2], delta=delta, failure=alpha)
-
-
-# -- the test and its inversion -----------------------------------------------------------------------------------
 
 
 def _p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:

@@ -128,29 +128,23 @@ class _Test:
         self.sets: list[list[_Set]] = [[] for _ in probes]
         self.rows: dict[int, Integers] = {}
         self.kinds: dict[int, Integers] = {}
-        self._count: dict[int, int] = {}
         self._values: list[dict[int, tuple[Floats, Floats]]] = [{} for _ in probes]
         for group in np.unique(scores.groups).tolist():
-            self._add(group, scores)
-
-    def _add(self, group: int, scores: Scores) -> None:
-        """Add the records of one class, if there is a gallery for them."""
-        rows = np.flatnonzero(scores.groups == group)
-        scored = ~np.isnan(scores.best[:, 0][:, rows])
-        rows = rows[scored.any(0)]
-        own = [np.flatnonzero(np.isin(rows, p.rows) & scored[k].any()) for k, p in enumerate(self.probes)]
-        total = sum(map(len, own))
-        kinds = np.unique(scores.kinds[rows], return_inverse=True)[1].reshape(-1)
-        if not total or len(rows) == total or len(np.unique(kinds)) < 2:
-            self.left_out += total
-            return
-        self.rows[group], self.kinds[group], start = rows, kinds, 0
-        for k, places in enumerate(own):
-            if len(places):
-                self.sets[k].append(_Set(group, start, places))
-                self._values[k][group] = (scores.best[k][:, rows], scores.margin[k][:, rows])
-                start += len(places)
-        self._count[group] = start
+            rows = np.flatnonzero(scores.groups == group)
+            scored = ~np.isnan(scores.best[:, 0][:, rows])
+            rows = rows[scored.any(0)]
+            own = [np.flatnonzero(np.isin(rows, p.rows) & scored[k].any()) for k, p in enumerate(probes)]
+            total = sum(map(len, own))
+            kinds = np.unique(scores.kinds[rows], return_inverse=True)[1].reshape(-1)
+            if not total or len(rows) == total or len(np.unique(kinds)) < 2:
+                self.left_out += total  # there is no gallery for them
+                continue
+            self.rows[group], self.kinds[group], start = rows, kinds, 0
+            for k, places in enumerate(own):
+                if len(places):
+                    self.sets[k].append(_Set(group, start, places))
+                    self._values[k][group] = (scores.best[k][:, rows], scores.margin[k][:, rows])
+                    start += len(places)
 
     def run(
         self, name: str, generator: np.random.Generator

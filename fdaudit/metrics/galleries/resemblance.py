@@ -64,8 +64,10 @@ def resemblances(guess: torch.Tensor, records: torch.Tensor) -> dict[str, Floats
         "correlation": _correlation(pixels, m),
         "whitened": _correlation(_whitened(pixels, m), m),
     }
-    gradients = _without_mean(_gradient_magnitude(both).flatten(1), m)
-    likeness["gradients"] = _correlation(gradients, m)
+    down = both[..., 1:, :-1] - both[..., :-1, :-1]
+    across = both[..., :-1, 1:] - both[..., :-1, :-1]
+    magnitude = (down.square() + across.square()).sqrt()
+    likeness["gradients"] = _correlation(_without_mean(magnitude.flatten(1), m), m)
     for (low, high), band in _bands(*both.shape[-2:]).items():
         within = _without_mean(spectrum[:, :, band].flatten(1), m)
         likeness[f"{low:g} to {high:g} cycles"] = _correlation(within, m)
@@ -87,13 +89,6 @@ def _bands(height: int, width: int) -> Mapping[tuple[float, float], torch.Tensor
         if low < short / 2 and bool(band.any()):
             bands[low, high] = band
     return bands
-
-
-def _gradient_magnitude(x: torch.Tensor) -> torch.Tensor:
-    """Return the length of the gradient between neighbouring pixels, (n, c, h - 1, w - 1)."""
-    down = x[..., 1:, :-1] - x[..., :-1, :-1]
-    across = x[..., :-1, 1:] - x[..., :-1, :-1]
-    return (down.square() + across.square()).sqrt()
 
 
 def _without_mean(features: torch.Tensor, m: int) -> torch.Tensor:

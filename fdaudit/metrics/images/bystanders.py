@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from fdaudit.metrics._arrays import Floats, Integers
-from fdaudit.metrics.images.prior import Measure
+from fdaudit.metrics.images.prior import Measure, one_after_another
 from fdaudit.metrics.images.similarity import match
 
 __all__ = ["OWN_IMAGES", "Bystanders", "stricter"]
@@ -91,8 +91,7 @@ class Bystanders:
             measures: the measures of likeness.
             generator: draws the bystanders.
         """
-        parts: dict[str, list[Floats]] = {q.name: [] for q in measures}
-        start = 0
+        parts, start = list[dict[str, Floats]](), 0
         for guess, labels, n in batches:
             guesses, neighbours = [], []
             for records in self.draws(n, labels, generator):
@@ -100,13 +99,14 @@ class Bystanders:
                 guesses.append(guess[order[order >= 0]])
                 neighbours.append(records[order >= 0])
             end = start + len(neighbours[0])
+            parts.append({})
             for q in measures:
                 closeness = q.sign * q.of(torch.cat(guesses), torch.cat(neighbours)).numpy()
                 best_first = -np.sort(-closeness.reshape(_DRAWS, -1), axis=1)
                 rank = np.argsort(np.argsort(-q.sign * own[q.name][start:end], kind="stable"))
-                parts[q.name].append(q.sign * best_first[:, rank])
+                parts[-1][q.name] = q.sign * best_first[:, rank]
             start = end
-        return {name: np.concatenate(rows, axis=1) for name, rows in parts.items()}
+        return one_after_another(parts)
 
 
 def stricter(

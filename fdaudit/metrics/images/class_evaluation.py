@@ -112,10 +112,18 @@ def score_class_evaluation(
         UsageError: images and labels do not match.
     """
     targets = []
-    for entry in zip(guess_images, guess_labels, true_images, true_labels, strict=True):
-        target = _target(*entry)
-        if len(target.labels):
-            targets.append(target)
+    for guess, claimed, truth, labels in zip(
+        guess_images, guess_labels, true_images, true_labels, strict=True
+    ):
+        guesses = images(guess, "guess_images", torch.float32)
+        records = images(truth, "true_images", torch.float32)
+        same_shape(guesses, records, count=False)
+        classes = integers(claimed, "guess_labels", len(guesses))
+        true_classes = integers(labels, "true_labels", len(records))
+        rows = np.flatnonzero(np.isin(classes, true_classes))
+        if len(rows):
+            shown = guesses[torch.from_numpy(rows)]
+            targets.append(_JudgedClass(shown, classes[rows], records, true_classes))
     if not targets:
         return ()
     figures = (
@@ -125,16 +133,6 @@ def score_class_evaluation(
     if not together:
         return tuple(replace(figure, p=None) for figure in figures)
     return (*figures, *_frechet(targets, judge, priors, generator))
-
-
-def _target(guess: ArrayLike, claimed: ArrayLike, truth: ArrayLike, labels: ArrayLike) -> _JudgedClass:
-    guesses = images(guess, "guess_images", torch.float32)
-    records = images(truth, "true_images", torch.float32)
-    same_shape(guesses, records, count=False)
-    classes = integers(claimed, "guess_labels", len(guesses))
-    true_classes = integers(labels, "true_labels", len(records))
-    rows = np.flatnonzero(np.isin(classes, true_classes))
-    return _JudgedClass(guesses[torch.from_numpy(rows)], classes[rows], records, true_classes)
 
 
 # -- accuracy ---------------------------------------------------------------------------------------------------

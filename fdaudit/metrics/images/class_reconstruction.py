@@ -19,7 +19,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -32,7 +32,7 @@ from fdaudit.errors import UsageError
 from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_shape
 from fdaudit.metrics.images.bystanders import Bystanders, stricter
 from fdaudit.metrics.images.compared import Compared, ReconstructionScore, likenesses, size_notes
-from fdaudit.metrics.images.prior import AuxiliaryPool, ClassPriors, Measure, varies
+from fdaudit.metrics.images.prior import AuxiliaryPool, ClassPriors, Measure, one_after_another, varies
 from fdaudit.metrics.intervals import unavailable
 
 __all__ = ["nearest_records", "score_class_reconstruction"]
@@ -79,23 +79,29 @@ class _ShownClass:
     places: Mapping[int, Integers]
     records: torch.Tensor
 
-    def nearest(self, guess: torch.Tensor) -> Integers:
-        """Return the indices of the target's nearest records of the guesses' classes; guesses line up with `labels`."""
-        indices = np.empty(len(self.labels), dtype=np.int64)
-        for label in np.unique(self.labels).tolist():
-            rows, place = np.flatnonzero(self.labels == label), self.places[label]
-            near = _nearest(guess[torch.from_numpy(rows)], self.records[torch.from_numpy(place)])
-            indices[rows] = place[near.numpy()]
-        return indices
-
-    def beside(self, guess: torch.Tensor) -> _Pairs:
-        """Return guesses (m, c, h, w) with the record that is nearest to each."""
-        guess = guess.to(self.records.dtype)
-        return guess, self.records[torch.from_numpy(self.nearest(guess))]
-
 
 _Pairs = tuple[torch.Tensor, torch.Tensor]
 """Guesses and their nearest records, (m, c, h, w) each."""
+
+
+def _nearest_of_class(
+    guess: torch.Tensor, labels: Integers, records: torch.Tensor, places: Mapping[int, Integers]
+) -> Integers:
+    """Return the indices (m,) of the nearest records of the guesses' classes (m,), which are at `places`."""
+    indices = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels).tolist():
+        rows, place = np.flatnonzero(labels == label), places[label]
+        near = _nearest(guess[torch.from_numpy(rows)], records[torch.from_numpy(place)])
+        indices[rows] = place[near.numpy()]
+    return indices
+
+
+def _beside_nearest(
+    guess: torch.Tensor, labels: Integers, records: torch.Tensor, places: Mapping[int, Integers]
+) -> _Pairs:
+    """Return guesses (m, c, h, w) with the record of its class that is nearest to each."""
+    guess = guess.to(records.dtype)
+    return guess, records[torch.from_numpy(_nearest_of_class(guess, labels, records, places))]
 
 
 def _likeness(pairs: Sequence[_Pairs], measures: Sequence[Measure]) -> list[dict[str, Floats]]:
@@ -154,14 +160,14 @@ def score_class_reconstruction(
     if not present:
         return _nothing(left_out)
     measures, lacking = likenesses(lpips_network, present[0].records.shape[1:])
-    pairs, places = [], []
+    truths, places = [], []
     for number, t in enumerate(present):
-        nearest = t.nearest(t.guess)
-        pairs.append((t.guess, t.records[torch.from_numpy(nearest)]))
+        nearest = _nearest_of_class(t.guess, t.labels, t.records, t.places)
+        truths.append(t.records[torch.from_numpy(nearest)])
         for record, guess in zip(nearest.tolist(), t.kept.tolist(), strict=True):
             places.append((t.name, number, record, guess))
-    near = _likeness(pairs, measures)
-    likeness = {q.name: np.concatenate([n[q.name] for n in near]) for q in measures}
+    guesses = torch.cat([t.guess for t in present])
+    (likeness,) = _likeness([(guesses, torch.cat(truths))], measures)
     prior: dict[str, Floats] | None = None
     strategies: dict[str, tuple[str, ...]] = {}
     if auxiliary is not None:
@@ -272,11 +278,11 @@ def _prior(
             # One draw of a strategy that does not vary shows all there is to see.
             for _ in range(_DRAWS if varies(s, target.labels) else 1):
                 guess = priors.guess(s, target.labels, generator)
-                pairs.append(target.beside(guess.float()))
+                pairs.append(_beside_nearest(guess.float(), target.labels, target.records, target.places))
     near = iter(_likeness(pairs, measures))
-    values: dict[str, list[Floats]] = {q.name: [] for q in measures}
+    values = list[dict[str, Floats]]()
     for target in targets:
-        by_strategy = {}
+        by_strategy, by_measure = {}, {}
         for s in strategies:
             count = _DRAWS if varies(s, target.labels) else 1
             by_strategy[s] = [next(near) for _ in range(count)]
@@ -286,8 +292,9 @@ def _prior(
                 draws = by_strategy[chosen[pools[label]][q.name]]
                 for k in range(_DRAWS):
                     likeness[k, i] = draws[k % len(draws)][q.name][i]
-            values[q.name].append(likeness)
-    return {name: np.concatenate(parts, axis=1) for name, parts in values.items()}, played
+            by_measure[q.name] = likeness
+        values.append(by_measure)
+    return one_after_another(values), played
 
 
 def _beside(
@@ -297,17 +304,18 @@ def _beside(
     generator: np.random.Generator,
 ) -> dict[str, Floats]:
     """Return the guesses' likeness to the nearest of as many bystanders of their class, (draws, guesses)."""
-    parts: dict[str, list[Floats]] = {q.name: [] for q in measures}
+    parts = list[dict[str, Floats]]()
     for t in targets:
         labels = np.empty(len(t.records), dtype=np.int64)
         for label, places in t.places.items():
             labels[places] = label
         draws = bystanders.draws(len(labels), labels, generator)
-        pairs = [replace(t, records=strangers).beside(t.guess) for strangers in draws]
+        pairs = [_beside_nearest(t.guess, t.labels, strangers, t.places) for strangers in draws]
         near = _likeness(pairs, measures)
+        parts.append({})
         for q in measures:
-            parts[q.name].append(np.stack([n[q.name] for n in near]))
-    return {name: np.concatenate(likeness, axis=1) for name, likeness in parts.items()}
+            parts[-1][q.name] = np.stack([n[q.name] for n in near])
+    return one_after_another(parts)
 
 
 @lru_cache(maxsize=8)
@@ -326,18 +334,10 @@ def _choose(pool: AuxiliaryPool, held: bool, measures: tuple[Measure, ...]) -> M
             out = np.flatnonzero(labels == generator.choice(classes))
         of = np.unique(labels[out])
         truth = pool.images[torch.from_numpy(out)].double()
-        trial = _ShownClass(
-            name="auxiliary",
-            guess=truth[:0],
-            kept=np.empty(0, dtype=np.int64),
-            labels=of,
-            left_out=0,
-            places=_by_class(labels[out]),
-            records=truth,
-        )
+        places = _by_class(labels[out])
         for strategy in pool.strategies:
             guess = pool.guess(strategy, len(of), of, generator, out)
-            pairs.append(trial.beside(guess.float()))
+            pairs.append(_beside_nearest(guess.float(), of, truth, places))
     near, best = _likeness(pairs, measures), {}
     for q in measures:
         # A row is a trial, a column a strategy.

@@ -29,11 +29,11 @@ import torch
 from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
-from fdaudit.metrics._arrays import Flags, Integers, images, integers
+from fdaudit.metrics._arrays import Flags, Floats, Integers, images, integers
 from fdaudit.metrics.images.similarity import match
 from fdaudit.storage.cache import digest_of
 
-__all__ = ["AuxiliaryPool", "ClassPriors", "Measure", "choose_strategies", "varies"]
+__all__ = ["AuxiliaryPool", "ClassPriors", "Measure", "choose_strategies", "one_after_another", "varies"]
 
 _TRIALS = 32
 """Batches of auxiliary data that are held out to choose a strategy."""
@@ -51,6 +51,14 @@ class Measure:
     def sign(self) -> int:
         """Return 1 if a higher value is closer, else -1."""
         return 1 if self.higher_is_closer else -1
+
+
+def one_after_another(batches: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
+    """Return the likeness of several batches, (draws, n) by measure each, as that of all images."""
+    together = {}
+    for name in batches[0]:
+        together[name] = np.concatenate([batch[name] for batch in batches], axis=1)
+    return together
 
 
 def varies(strategy: str, labels: Integers | None) -> bool:
@@ -177,6 +185,10 @@ class ClassPriors:
         withheld: sets of classes. A class in one of them is guessed without the images of that set's classes, any other
             class from all images.
 
+    Attributes:
+        images: all images (N, c, h, w).
+        strategies: the strategies that they allow.
+
     Raises:
         UsageError: as `AuxiliaryPool`; or classes are withheld but images have no labels.
     """
@@ -185,6 +197,7 @@ class ClassPriors:
         self, auxiliary: ArrayLike, labels: ArrayLike | None = None, withheld: Sequence[Sequence[int]] = ()
     ) -> None:
         self._all = AuxiliaryPool(auxiliary, labels)
+        self.images, self.strategies = self._all.images, self._all.strategies
         self._lacking: dict[int, AuxiliaryPool] = {}
         of = self._all.labels
         for classes in withheld:
@@ -192,18 +205,8 @@ class ClassPriors:
                 problem, remedy = "are not known, so no class can be withheld", "Give labels."
                 raise UsageError("auxiliary_labels", None, problem, remedy)
             rows = np.flatnonzero(~np.isin(of, list(classes)))
-            pool = AuxiliaryPool(self._all.images[torch.from_numpy(rows)], of[rows])
+            pool = AuxiliaryPool(self.images[torch.from_numpy(rows)], of[rows])
             self._lacking |= dict.fromkeys(map(int, classes), pool)
-
-    @property
-    def images(self) -> torch.Tensor:
-        """Return all images (N, c, h, w)."""
-        return self._all.images
-
-    @property
-    def strategies(self) -> tuple[str, ...]:
-        """Return the strategies that these images allow."""
-        return self._all.strategies
 
     def of(self, label: int) -> AuxiliaryPool:
         """Return the pool from which a class is guessed."""

@@ -29,7 +29,7 @@ from fdaudit.metrics.images.compared import (
     likenesses,
     size_notes,
 )
-from fdaudit.metrics.images.prior import AuxiliaryPool, Measure, choose_strategies, varies
+from fdaudit.metrics.images.prior import AuxiliaryPool, Measure, choose_strategies, one_after_another, varies
 from fdaudit.metrics.images.similarity import match
 from fdaudit.metrics.intervals import joined
 from fdaudit.metrics.labels import label_recovery_figures
@@ -206,7 +206,7 @@ def _prior(
     """Return the baseline's likeness by measure, (draws, images), and the strategies used."""
     if pool is None:
         return None, {}
-    values: dict[str, list[Floats]] = {q.name: [] for q in measures}
+    values = list[dict[str, Floats]]()
     played: dict[str, set[str]] = {q.name: set() for q in measures}
     for batch in batches:
         truth, labels = batch.truth[batch.kept], None
@@ -219,15 +219,15 @@ def _prior(
                 if not draws or varies(strategy, labels):
                     guess = pool.guess(strategy, len(batch.guess), labels, generator)
                     draws.append(guess[match(guess, truth)])
+        values.append({})
         for q in measures:
             strategy = chosen[q.name]
             draws = lined_up[strategy]
             likeness = q.of(torch.cat(draws), truth.repeat(len(draws), 1, 1, 1)).view(len(draws), len(truth))
             # One draw of a strategy that does not vary stands for all.
-            values[q.name].append(likeness.numpy().repeat(_DRAWS // len(draws), axis=0))
+            values[-1][q.name] = likeness.numpy().repeat(_DRAWS // len(draws), axis=0)
             played[q.name].add(strategy)
-    prior = {name: np.concatenate(parts, axis=1) for name, parts in values.items()}
-    return prior, {name: tuple(sorted(used)) for name, used in played.items()}
+    return one_after_another(values), {name: tuple(sorted(used)) for name, used in played.items()}
 
 
 def _notes(batches: list[_Batch], psnrs: Floats) -> dict[str, str]:

@@ -137,11 +137,13 @@ def load_weights(name: str, directory: Path | None = None) -> dict[str, torch.Te
             to tensors.
     """
     pin = PINS[name]
+
+    def unavailable(problem: str, remedy: str) -> WeightsUnavailableError:
+        return WeightsUnavailableError("FDAUDIT_WEIGHTS", pin.file, problem, remedy)
+
     path = _present(pin.file, _directories() if directory is None else [directory])
     if path is None:
-        raise WeightsUnavailableError(
-            "FDAUDIT_WEIGHTS",
-            pin.file,
+        raise unavailable(
             "is in neither FDAUDIT_WEIGHTS nor torch's hub cache",
             f"Put the file of SHA-256 {pin.sha256} in a directory and set FDAUDIT_WEIGHTS to it. "
             "`fdaudit weights` says where it comes from.",
@@ -149,14 +151,10 @@ def load_weights(name: str, directory: Path | None = None) -> dict[str, torch.Te
     try:
         content = read_file(path, TENSOR_BYTES)
     except OSError as error:
-        raise WeightsUnavailableError(
-            "FDAUDIT_WEIGHTS", pin.file, f"cannot be read ({error.strerror})", "Make it readable."
-        ) from None
+        raise unavailable(f"cannot be read ({error.strerror})", "Make it readable.") from None
     digest = hashlib.sha256(content).hexdigest()
     if digest != pin.sha256:
-        raise WeightsUnavailableError(
-            "FDAUDIT_WEIGHTS",
-            pin.file,
+        raise unavailable(
             f"has SHA-256 {digest}, not the pinned {pin.sha256}",
             "Replace it with the original file: `fdaudit weights` says where it comes from.",
         )
@@ -168,7 +166,5 @@ def load_weights(name: str, directory: Path | None = None) -> dict[str, torch.Te
     except Exception:  # the unpickler's, the archive reader's or torch's own: in each case no weights
         tensors = None
     if not isinstance(tensors, dict) or not all(isinstance(t, torch.Tensor) for t in tensors.values()):
-        raise WeightsUnavailableError(
-            "FDAUDIT_WEIGHTS", pin.file, "does not map names to tensors", "Replace it with the original file."
-        )
+        raise unavailable("does not map names to tensors", "Replace it with the original file.")
     return dict(tensors)

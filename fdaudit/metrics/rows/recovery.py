@@ -136,7 +136,7 @@ def typical_row(auxiliary: Floats, labels: Integers, label: int, columns: Sequen
 
 
 def score_rows(
-    found: Sequence[RecoveredRows],
+    recovered: Sequence[RecoveredRows],
     columns: Sequence[Column],
     auxiliary: tuple[Floats, Integers],
     others: tuple[Floats, Integers],
@@ -145,7 +145,7 @@ def score_rows(
     """Return figures over victims, by name.
 
     Args:
-        found: one a victim.
+        recovered: one a victim.
         columns: the columns of the cells.
         auxiliary: cells (a, k) and classes (a,) of the adversary's rows; there may be none.
         others: cells (b, k) and classes (b,) of rows that no victim trains on and no adversary holds.
@@ -156,33 +156,35 @@ def score_rows(
         categories; `numbers_error`, the median over all numbers of matched rows, and `numbers_error_prior`;
         `labels_right` and its prior. Figures that cannot be measured are unavailable with their reason.
     """
-    matches = [matched_rows(one.guess, one.truth, columns) for one in found]
+    matches = [matched_rows(one.guess, one.truth, columns) for one in recovered]
     right = np.concatenate([m.right.mean(1) for m in matches])
     figures = {"cells_right": mean_figure("cells_right", right, generator, unit="fraction")}
     priors, prior = list[Floats](), None
     if len(auxiliary[0]):
-        priors = [_typical(one.labels, auxiliary, columns) for one in found]
-        shares = [right_cells(p, one.truth, columns).mean(1) for p, one in zip(priors, found, strict=True)]
+        priors = [_typical(one.labels, auxiliary, columns) for one in recovered]
+        shares = [
+            right_cells(p, one.truth, columns).mean(1) for p, one in zip(priors, recovered, strict=True)
+        ]
         prior = float(np.concatenate(shares).mean())
         note = "of the value that most auxiliary rows of the class share, in each column"
         figures["cells_right_prior"] = Figure(
             name="cells_right_prior", value=prior, unit="fraction", n=len(right), note=note
         )
-    figures["cells_gain"] = _gain(found, columns, prior, others, generator)
+    figures["cells_gain"] = _gain(recovered, columns, prior, others, generator)
     figures["categories_right"] = _categories(matches, columns)
     guesses = list[Floats]()
-    for one, match in zip(found, matches, strict=True):
+    for one, match in zip(recovered, matches, strict=True):
         cells = np.full_like(one.truth, np.nan)  # NaN in rows without a guess
         has_guess = match.guess >= 0
         cells[has_guess] = one.guess[match.guess[has_guess]]
         guesses.append(cells)
-    figures["numbers_error"] = _numbers("numbers_error", found, columns, guesses)
+    figures["numbers_error"] = _numbers("numbers_error", recovered, columns, guesses)
     if prior is not None:
-        figures["numbers_error_prior"] = _numbers("numbers_error_prior", found, columns, priors)
-    guessed = [one.guess_labels for one in found if one.guess_labels is not None]
+        figures["numbers_error_prior"] = _numbers("numbers_error_prior", recovered, columns, priors)
+    guessed = [one.guess_labels for one in recovered if one.guess_labels is not None]
     labels = label_recovery_figures(
-        guessed if len(guessed) == len(found) else None,
-        [one.labels for one in found],
+        guessed if len(guessed) == len(recovered) else None,
+        [one.labels for one in recovered],
         auxiliary[1] if len(auxiliary[1]) else None,
         generator,
     )
@@ -209,11 +211,11 @@ def _categories(matches: Sequence[MatchedRows], columns: Sequence[Column]) -> Fi
 
 
 def _numbers(
-    name: str, found: Sequence[RecoveredRows], columns: Sequence[Column], guesses: Sequence[Floats]
+    name: str, recovered: Sequence[RecoveredRows], columns: Sequence[Column], guesses: Sequence[Floats]
 ) -> Figure:
     """Return the median relative error of guessed numbers."""
     errors = list[Floats]()
-    for one, guess in zip(found, guesses, strict=True):
+    for one, guess in zip(recovered, guesses, strict=True):
         for k, column in enumerate(columns):
             if column.is_number:
                 errors.append(relative_errors(guess[:, k], one.truth[:, k], column))
@@ -227,7 +229,7 @@ def _numbers(
 
 
 def _gain(
-    found: Sequence[RecoveredRows],
+    recovered: Sequence[RecoveredRows],
     columns: Sequence[Column],
     prior: float | None,
     others: tuple[Floats, Integers],
@@ -236,23 +238,23 @@ def _gain(
     """Return the cells recovered over the larger of the prior and the same guess on other rows, tested by those."""
     shares = []
     draws = []
-    for one in found:
+    for one in recovered:
         own, values = _against_others(one, columns, others, generator)
         shares.append(own)
         if values is not None:
             draws.append(values)
     observed = float(np.mean(shares))
     floor = prior or 0.0
-    if len(draws) < len(found):
+    if len(draws) < len(recovered):
         why = "there are fewer other rows of the victim's classes than its own, so nothing bounds chance"
-        return Figure(name="cells_gain", value=observed - floor, unit="fraction", n=len(found), note=why)
+        return Figure(name="cells_gain", value=observed - floor, unit="fraction", n=len(recovered), note=why)
     least = min(map(len, draws))
     chance = np.mean([values[:least] for values in draws], axis=0)
     return Figure(
         name="cells_gain",
         value=observed - max(floor, float(chance.mean())),
         unit="fraction",
-        n=len(found),
+        n=len(recovered),
         note=f"the same guess recovers {chance.mean():.1%} of rows drawn from the same classes",
         p=exceedance(int((chance >= observed - 1e-12).sum()), len(chance)),
     )

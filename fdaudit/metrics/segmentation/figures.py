@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import starmap
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -64,15 +63,20 @@ def score_masks(
     """
     guess, truth = masks_of(predicted, true, 3)
     true_objects = list(map(components, truth)) if objects is None else list(np.asarray(objects))
-    guessed_objects = list(map(components, guess))
-    masks = list(zip(guess, truth, strict=True))
-    distances = [distance for distance in starmap(hausdorff_95, masks) if distance is not None]
-    object_pairs = list(zip(guessed_objects, true_objects, strict=True))
+    of_pixels, of_objects, jaccard, distances = [], [], [], []
+    for guessed, mask, numbered in zip(guess, truth, true_objects, strict=True):
+        parts = components(guessed)
+        of_pixels.append(dice(guessed, mask))
+        of_objects.append(object_dice(parts, numbered))
+        jaccard.append(aggregated_jaccard(parts, numbered))
+        distance = hausdorff_95(guessed, mask)
+        if distance is not None:
+            distances.append(distance)
     return SegmentationScore(
-        dice=mean_dice_figure(np.array(list(starmap(dice, masks))), pictures),
+        dice=mean_dice_figure(np.array(of_pixels), pictures),
         mean_iou=mean_iou(guess, truth),
-        object_dice=float(np.mean(list(starmap(object_dice, object_pairs)))),
-        aji=float(np.mean(list(starmap(aggregated_jaccard, object_pairs)))),
+        object_dice=float(np.mean(of_objects)),
+        aji=float(np.mean(jaccard)),
         hd95=float(np.mean(distances)) if distances else None,
     )
 

@@ -54,7 +54,7 @@ class Recovered:
 
 
 def score_texts(
-    found: Sequence[Recovered],
+    recovered: Sequence[Recovered],
     auxiliary: Integers,
     others: tuple[Integers, Integers],
     generator: np.random.Generator,
@@ -62,7 +62,7 @@ def score_texts(
     """Return figures over victims, by name.
 
     Args:
-        found: one a victim.
+        recovered: one a victim.
         auxiliary: (a, L) texts of the adversary; there may be none.
         others: texts (b, L) and classes (b,) that no victim trains on and no adversary holds.
         generator: draws other texts, and resamples.
@@ -72,9 +72,9 @@ def score_texts(
         `token_gain` with p. If texts were guessed, `rouge_1`, `rouge_2`, `rouge_l` and `positions_right`, means over
         texts, each with its prior.
     """
-    scores = np.array([bag_scores(r.words, bag(r.truth)) for r in found])
+    scores = np.array([bag_scores(r.words, bag(r.truth)) for r in recovered])
     precision, recall, f1 = scores.mean(0).tolist()
-    prior = float(np.mean([_prior(auxiliary, r, generator) for r in found]))
+    prior = float(np.mean([_prior(auxiliary, r, generator) for r in recovered]))
     figures = {}
     for name, value, note in (
         ("token_f1", f1, ""),
@@ -82,9 +82,9 @@ def score_texts(
         ("token_recall", recall, ""),
         ("token_f1_prior", prior, "of the most frequent auxiliary words"),
     ):
-        figures[name] = Figure(name=name, value=value, unit="fraction", n=len(found), note=note)
-    figures["token_gain"] = _gain(found, f1, prior, others, generator)
-    return {**figures, **_in_order(found, auxiliary, generator)}
+        figures[name] = Figure(name=name, value=value, unit="fraction", n=len(recovered), note=note)
+    figures["token_gain"] = _gain(recovered, f1, prior, others, generator)
+    return {**figures, **_in_order(recovered, auxiliary, generator)}
 
 
 def _prior(auxiliary: Integers, one: Recovered, generator: np.random.Generator) -> float:
@@ -111,25 +111,25 @@ def _prior(auxiliary: Integers, one: Recovered, generator: np.random.Generator) 
 
 
 def _gain(
-    found: Sequence[Recovered],
+    recovered: Sequence[Recovered],
     f1: float,
     prior: float,
     others: tuple[Integers, Integers],
     generator: np.random.Generator,
 ) -> Figure:
     """Return F1 over the larger of the prior and the mean of the same guess on other texts, tested by those."""
-    draws = [_on_others(r, others, generator) for r in found]
+    draws = [_on_others(r, others, generator) for r in recovered]
     usable = [d for d in draws if d is not None]
     if len(usable) < len(draws):
         why = "there are fewer other texts of the victim's classes than its own, so nothing bounds chance"
-        return Figure(name="token_gain", value=f1 - prior, unit="fraction", n=len(found), note=why)
+        return Figure(name="token_gain", value=f1 - prior, unit="fraction", n=len(recovered), note=why)
     chance = np.mean(usable, axis=0)
     floor = max(prior, float(chance.mean()))
     return Figure(
         name="token_gain",
         value=f1 - floor,
         unit="fraction",
-        n=len(found),
+        n=len(recovered),
         note=f"the same guess has an F1 of {chance.mean():.1%} on other texts of the same classes",
         p=exceedance(int((chance >= f1 - 1e-12).sum()), len(chance)),
     )
@@ -157,12 +157,12 @@ def _on_others(
 
 
 def _in_order(
-    found: Sequence[Recovered], auxiliary: Integers, generator: np.random.Generator
+    recovered: Sequence[Recovered], auxiliary: Integers, generator: np.random.Generator
 ) -> Mapping[str, Figure]:
     """Return the figures of guessed texts, and of as many auxiliary texts in their place."""
     rows = []
     samples = []
-    victims = [(r.texts, r.truth) for r in found if r.texts is not None]
+    victims = [(r.texts, r.truth) for r in recovered if r.texts is not None]
     for texts, truth in victims:
         rows += _rows(texts, truth)
     if not victims:

@@ -16,7 +16,7 @@ from fdaudit.goals.membership import GOAL, Membership
 from fdaudit.handout.auxiliary import Assumption
 from fdaudit.metrics import MembershipScore, auc_figure, mean_and_worst, score_generated, score_membership
 from fdaudit.result import Roc, Target, noted
-from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Scores, ScoringInputs
+from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Scores
 from fdaudit.scoring.goals.submission import Reader, Submission, Text
 from fdaudit.tasks import labels_of
 from fdaudit.types import Challenge, Figure
@@ -55,10 +55,6 @@ class MembershipScorer(GoalScorer[Membership]):
 
     goal = GOAL
     submission = MembershipGuess
-
-    def __init__(self, inputs: ScoringInputs) -> None:
-        super().__init__(inputs)
-        self._truth, self._encode = inputs.truth, inputs.encode
 
     @classmethod
     def due(cls, asked: CheckedTask) -> Collection[str]:
@@ -112,13 +108,13 @@ class MembershipScorer(GoalScorer[Membership]):
     def _score_pooled(self, guesses: Sequence[Membership], generator: np.random.Generator) -> MembershipScore:
         scores, members, pairs, offset = [], [], [], 0
         for guess in guesses:
-            challenge, member = self._truth.challenge(guess.target)
+            challenge, member = self.truth.challenge(guess.target)
             scores.append(guess.scores)
             members.append(member)
             pairs.append(challenge.pair + offset)
             offset += len(member) // 2
         score = partial(score_membership, torch.cat(scores), torch.cat(members), generator=generator)
-        if self._truth.case.design != "observational":
+        if self.case.design != "observational":
             return score(pair=torch.cat(pairs))
         without_coins = score(pair=None)
         figures = {}
@@ -131,11 +127,11 @@ class MembershipScorer(GoalScorer[Membership]):
 
         It is logistic regression on pixels and labels. Each part of the candidates is predicted from the others.
         """
-        if self._truth.case.design != "observational":
+        if self.case.design != "observational":
             return ()
         values, members = [], []
         for guess in guesses:
-            challenge, member = self._truth.challenge(guess.target)
+            challenge, member = self.truth.challenge(guess.target)
             values.append(_predicted(challenge, member, self.scores.draws("blind", [guess])))
             members.append(member)
         figure = auc_figure(torch.cat(values), torch.cat(members), self.scores.draws("auc_blind", guesses))
@@ -147,11 +143,11 @@ class MembershipScorer(GoalScorer[Membership]):
         The result is empty if no guess uses generated samples. Samples that several victims share count once.
         """
         with_samples = [g for g in guesses if g.generated is not None]
-        if not with_samples or self._encode is None:
+        if not with_samples or self.inputs.encode is None:
             return ()
         inside, outside = list[Tensor](), list[Tensor]()
         for guess in with_samples:
-            challenge, member = self._truth.challenge(guess.target)
+            challenge, member = self.truth.challenge(guess.target)
             order = challenge.pair.argsort(stable=True)  # both halves in the order of their pairs
             x, member = challenge.x[order], member[order]
             inside.append(x[member])
@@ -165,7 +161,7 @@ class MembershipScorer(GoalScorer[Membership]):
             torch.cat(generated),
             torch.cat(inside),
             torch.cat(outside),
-            self._encode,
+            self.inputs.encode,
             self.scores.draws("generated", with_samples),
         )
 

@@ -57,7 +57,6 @@ class CopyScorer(GoalScorer[Extraction]):
 
     def __init__(self, inputs: ScoringInputs) -> None:
         super().__init__(inputs)
-        self._answering = inputs.answering
         self._baseline: Parameters | None = None
 
     @classmethod
@@ -66,7 +65,7 @@ class CopyScorer(GoalScorer[Extraction]):
 
     def scorable(self, guess: Extraction) -> bool:
         """Return whether the copied model is on record; a recording may lack a client's own."""
-        return self.case.origin != "recording" or self._answering.knows(guess.target)
+        return self.case.origin != "recording" or self.inputs.answering.knows(guess.target)
 
     def score(self, cell: str, guesses: Sequence[Extraction], assumed: Sequence[Assumption] = ()) -> Scores:
         """Return the figures over all copied models, and each model's own.
@@ -84,13 +83,13 @@ class CopyScorer(GoalScorer[Extraction]):
             if guess.target in by_target:
                 raise ValueError(f"{guess.target}: the attack gave more than one copy. Give one a model")
             check_copy(guess, self._baseline)
-            model = self._answering.predictions(guess.target, x)
+            model = self.inputs.answering.predictions(guess.target, x)
             copied = trainer.predict(dict(guess.parameters), x).argmax(1)
             by_target[guess.target] = score_extraction(copied, model.argmax(1), without, y)
-        targets = tuple(
-            Target(target=name, figures=tuple(figures.values())) for name, figures in by_target.items()
-        )
-        return scored(by_target, case), targets
+        targets = []
+        for name, figures in by_target.items():
+            targets.append(Target(target=name, figures=tuple(figures.values())))
+        return scored(by_target, case), tuple(targets)
 
 
 def scored(by_target: Mapping[str, Mapping[str, Figure]], case: Case) -> tuple[Figure, ...]:

@@ -20,7 +20,6 @@ from fdaudit.handout.auxiliary import Assumption, groups_of, others
 from fdaudit.metrics import (
     OWN_IMAGES,
     AuxiliaryPool,
-    Identification,
     Rank,
     ReconstructionScore,
     WeightsUnavailableError,
@@ -99,8 +98,6 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
 
     def __init__(self, inputs: ScoringInputs) -> None:
         super().__init__(inputs)
-        self._truth, self._case = inputs.truth, inputs.truth.case
-        self._run, self._encode = inputs.run, inputs.encode
         try:
             self._lpips: torch.nn.Module | None = load_lpips()
         except WeightsUnavailableError:
@@ -117,7 +114,17 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             if guess.by_class != guesses[0].by_class:
                 raise ValueError("the attack returned reconstructions of messages and of classes")
             if guess.by_class:
-                _check_classes(guess)
+                if (
+                    guess.labels is None
+                    or guess.labels.shape != (len(guess.images),)
+                    or not len(guess.images)
+                ):
+                    raise ValueError(
+                        f"{guess.target}: needs one class for each of {len(guess.images)} images"
+                    )
+                if len(guess.labels.unique()) < len(guess.labels):
+                    problem = "shows a class more than once. Give one image a class at most"
+                    raise ValueError(f"{guess.target}: {problem}")
             else:
                 refuse_other_senders(guess, guess.messages, asked.view)
         refuse_two_of_a_victim(guesses)
@@ -130,16 +137,14 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
     def score(
         self, cell: str, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption] = ()
     ) -> Scores:
-        """Return the figures over all victims, and each victim's own with pictures.
-
-        Args:
-            cell: the cell's id; names its directory.
-            guesses: one a victim.
-            assumed: the adversaries that guessed.
-        """
+        """Return the figures over all victims, and each victim's own with pictures."""
         whole = self.compared(guesses, assumed)
         adversary, _, _ = cell.rpartition("/")
-        identification = self._identified(guesses, adversary.split("+"))
+        # Galleries hold no record that a client of the adversary trains on.
+        clients = sorted(set(adversary.split("+")).intersection(self.case.clients))
+        rows = [self.truth.rows(guess) for guess in guesses]
+        tests = partial(gallery_tests, self.case, guesses, rows, clients)
+        identification = self.scores.once("identification", guesses, tests, beside=clients)
         targets = []
         for guess in guesses:
             score = self.compared([guess], assumed)
@@ -170,46 +175,41 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         what = "reconstruction"
         if not guesses[0].by_class:
             return self.scores.once(what, guesses, partial(self._score_messages, guesses))
-        bystanders = bystanders_of(self._case, [g.target for g in guesses])
-        classes = partial(score_classes, self._case, guesses, assumed, bystanders, self._lpips)
+        bystanders = bystanders_of(self.case, [g.target for g in guesses])
+        classes = partial(score_classes, self.case, guesses, assumed, bystanders, self._lpips)
         return self.scores.once(what, guesses, classes, beside=assumed)
 
     def _score_messages(
         self, guesses: Sequence[Reconstruction], generator: np.random.Generator
     ) -> ReconstructionScore:
-        truths = [self._truth.behind(g.target, g.messages) for g in guesses]
-        for guess, (x, _) in zip(guesses, truths, strict=True):
+        groups = self.case.dataset.known_groups
+        truths, labels, true_labels = list[Tensor](), list[Tensor](), list[Tensor]()
+        for guess in guesses:
+            x, _ = self.truth.behind(guess.target, guess.messages)
             if not len(x):
                 raise FdauditError(
                     f"{guess.target}: no record stands behind its messages {list(guess.messages)}: the steps of its "
                     "training drew nobody. There is nothing to be reconstructed; raise the defence's sample_rate."
                 )
+            truths.append(x)
+            if guess.labels is not None:
+                labels.append(guess.labels)
+            if groups is not None:
+                true_labels.append(groups[self.truth.rows(guess)])
         auxiliary_x, auxiliary_groups = self._prior()
-        groups = self._case.dataset.known_groups
-        labels = [guess.labels for guess in guesses if guess.labels is not None]
-        true_labels = None
-        if groups is not None:
-            true_labels = [groups[self._truth.rows(guess)] for guess in guesses]
         victims = [guess.target for guess in guesses]
         return score_reconstruction(
             [guess.images for guess in guesses],
-            [x for x, _ in truths],
+            truths,
             auxiliary_x,
             generator,
             guess_labels=labels if len(labels) == len(guesses) else None,
-            true_labels=true_labels,
+            true_labels=true_labels or None,
             auxiliary_labels=auxiliary_groups,
-            bystanders=bystanders_of(self._case, victims),
+            bystanders=bystanders_of(self.case, victims),
             targets=victims,
             lpips_network=self._lpips,
         )
-
-    def _identified(self, guesses: Sequence[Reconstruction], members: Sequence[str]) -> Identification:
-        """Test whether guesses identify records; galleries hold none that a client among `members` trains on."""
-        rows = [self._truth.rows(guess) for guess in guesses]
-        clients = sorted(set(members).intersection(self._case.clients))
-        tests = partial(gallery_tests, self._case, guesses, rows, clients)
-        return self.scores.once("identification", guesses, tests, beside=clients)
 
     def _evaluated(
         self, guesses: Sequence[Reconstruction], assumed: Sequence[Assumption], *, together: bool
@@ -217,28 +217,28 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         """Return figures of guesses of classes by the auditor's evaluator, for all victims or for one."""
         if not guesses[0].by_class:
             return ()
-        evaluated = partial(evaluate_classes, self._case, guesses, assumed, together)
+        evaluated = partial(evaluate_classes, self.case, guesses, assumed, together)
         return self.scores.once("evaluation", guesses, evaluated, beside=[assumed, together])
 
     def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
         """Measure the distance between all guesses and all true images as sets: FID, and the task encoder's."""
         guess = torch.cat([g.images for g in guesses])
-        truth = torch.cat([self._truth.records(g)[0] for g in guesses])
+        truth = torch.cat([self.truth.records(g)[0] for g in guesses])
         if min(len(guess), len(truth)) < 2:
             why = "a distance between sets needs at least two images on each side"
             return tuple(Figure(name=n, value=None, unavailable=why) for n in ("fid", "frechet_task_encoder"))
         fid = fid_figure(guess, truth)
-        if self._encode is not None:
-            return fid, task_encoder_distance(guess, truth, self._encode, TaskEncoder.name)
+        if self.inputs.encode is not None:
+            return fid, task_encoder_distance(guess, truth, self.inputs.encode, TaskEncoder.name)
         why = "bring auxiliary records"
-        if self._case.dataset.task.labels.dense:
+        if self.case.dataset.task.labels.dense:
             why = "the encoder learns classes, and masks are none"
         return fid, Figure(name="frechet_task_encoder", value=None, unavailable=why)
 
     def _prior(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the images (m, c, h, w) that the prior baseline is made of, and their classes or sites (m,)."""
-        x, y = others(self._case).prior
-        return x, groups_of(self._case, y)
+        x, y = others(self.case).prior
+        return x, groups_of(self.case, y)
 
     def prior_images(
         self,
@@ -254,11 +254,11 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         played = score.strategies.get("psnr", ())
         if not played or played[0] == OWN_IMAGES:
             return None
-        x, y = self._truth.records(guess)
+        x, y = self.truth.records(guess)
         generator = self.scores.draws("prior-images", [guess])
         rows = [r.truth for r in score.images]
         if guess.by_class:
-            priors = class_priors(self._case, assumed)
+            priors = class_priors(self.case, assumed)
             if priors is None:
                 return None
             of = y[rows].numpy()  # a guess is of the class of its nearest record
@@ -266,9 +266,9 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         auxiliary, auxiliary_groups = self._prior()
         if auxiliary is None:
             return None
-        own_groups, groups = None, self._case.dataset.known_groups
+        own_groups, groups = None, self.case.dataset.known_groups
         if groups is not None:
-            own_groups = groups[self._truth.rows(guess)].numpy()
+            own_groups = groups[self.truth.rows(guess)].numpy()
         images = AuxiliaryPool(auxiliary, auxiliary_groups).guess(played[0], len(x), own_groups, generator)
         return images[match(images, x)].float()[rows]
 
@@ -281,8 +281,8 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         ranks: Mapping[int, Rank],
     ) -> tuple[Image, ...]:
         """Write true images and guesses as PNG; return one entry an image, most similar first."""
-        x, y = self._truth.records(guess)
-        folder = cell_directory(self._run, cell)
+        x, y = self.truth.records(guess)
+        folder = cell_directory(self.inputs.run, cell)
         prior = self.prior_images(guess, score, assumed)
         entries = []
         for place, row in sorted(enumerate(score.images), key=lambda r: -r[1].psnr):
@@ -308,24 +308,11 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         return tuple(entries)
 
     def _keep(self, path: Path, image: Tensor) -> str:
-        """Write an image (c, h, w) as PNG, and return its path below the run directory."""
-        write_atomically(path, _png(image), sync=False)
-        return path.relative_to(self._run).as_posix()
-
-
-def _check_classes(guess: Reconstruction) -> None:
-    if guess.labels is None or guess.labels.shape != (len(guess.images),) or not len(guess.images):
-        raise ValueError(f"{guess.target}: needs one class for each of {len(guess.images)} images")
-    if len(guess.labels.unique()) < len(guess.labels):
-        raise ValueError(f"{guess.target}: shows a class more than once. Give one image a class at most")
-
-
-def _png(image: Tensor) -> bytes:
-    """Return an image (c, h, w) in [0, 1] as 8-bit PNG, grey or RGB."""
-
-    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-    if pixels.shape[2] != 3:
-        pixels = pixels[:, :, 0]
-    stream = BytesIO()
-    PIL.Image.fromarray(np.ascontiguousarray(pixels)).save(stream, format="PNG")
-    return stream.getvalue()
+        """Write an image (c, h, w) in [0, 1] as 8-bit PNG, grey or RGB; return its path below the run directory."""
+        pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+        if pixels.shape[2] != 3:
+            pixels = pixels[:, :, 0]
+        stream = BytesIO()
+        PIL.Image.fromarray(np.ascontiguousarray(pixels)).save(stream, format="PNG")
+        write_atomically(path, stream.getvalue(), sync=False)
+        return path.relative_to(self.inputs.run).as_posix()

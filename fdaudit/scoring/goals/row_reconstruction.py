@@ -15,12 +15,11 @@ from fdaudit.metrics._arrays import Floats, Integers
 from fdaudit.metrics.rows.recovery import (
     RecoveredRows,
     matched_rows,
-    right_cells,
     score_rows,
     typical_row,
 )
 from fdaudit.result import Row, RowCell, Target, noted
-from fdaudit.scoring.galleries import bystanders_of
+from fdaudit.scoring.galleries import unused_records
 from fdaudit.scoring.goals.scorer import (
     CheckedTask,
     GoalScorer,
@@ -74,9 +73,13 @@ class RowScorer(GoalScorer[RowReconstruction]):
             ValueError: rows have another length than the records.
         """
         recovered = [self._recovered(guess) for guess in guesses]
-        auxiliary = self._auxiliary()
+        auxiliary = np.zeros((0, len(self._columns))), np.zeros(0, dtype=np.int64)
+        x, y = others(self.case).prior
+        if x is not None and y is not None and len(x):
+            auxiliary = cells_of(x, self._columns).numpy(), y.numpy()
         victims = [guess.target for guess in guesses]
-        bystanders = self._bystanders(victims)
+        data, unused = self.case.dataset, unused_records(self.case, victims)
+        bystanders = cells_of(data.x[unused], self._columns).numpy(), data.y[unused].numpy()
 
         def figures_of(guesses: Sequence[RowReconstruction], rows: Sequence[RecoveredRows]) -> list[Figure]:
             # Bystanders of all victims stand beside each victim's rows.
@@ -112,52 +115,35 @@ class RowScorer(GoalScorer[RowReconstruction]):
             labels=y.numpy(),
         )
 
-    def _auxiliary(self) -> tuple[Floats, Integers]:
-        """Return the cells and classes of the rows that adversaries are assumed to hold."""
-        x, y = others(self.case).prior
-        if x is None or y is None or not len(x):
-            return np.zeros((0, len(self._columns))), np.zeros(0, dtype=np.int64)
-        return cells_of(x, self._columns).numpy(), y.numpy()
-
-    def _bystanders(self, targets: Sequence[str]) -> tuple[Floats, Integers]:
-        """Return the cells and classes of rows that no target trains on and no adversary holds."""
-        data, bystanders = self.case.dataset, bystanders_of(self.case, targets)
-        rows = torch.zeros(0, dtype=torch.int64)
-        if bystanders is not None:
-            rows = torch.from_numpy(bystanders.rows)
-        return cells_of(data.x[rows], self._columns).numpy(), data.y[rows].numpy()
-
     def _rows(self, one: RecoveredRows, auxiliary: tuple[Floats, Integers]) -> tuple[Row, ...]:
         """Return a victim's first rows, guess beside truth."""
         match = matched_rows(one.guess, one.truth, self._columns)
-        count = min(len(one.truth), _MOST_ROWS)
-        return tuple(self._row(one, match.guess, i, auxiliary) for i in range(count))
-
-    def _row(self, one: RecoveredRows, guesses: Integers, i: int, auxiliary: tuple[Floats, Integers]) -> Row:
-        truth, g, label = one.truth[i], int(guesses[i]), int(one.labels[i])
-        guess = None if g < 0 else one.guess[g]
-        prior = typical_row(*auxiliary, label, self._columns)
-        right = np.zeros(len(truth), dtype=bool)
-        if guess is not None:
-            right = right_cells(guess, truth, self._columns)
-        cells = []
-        for k, column in enumerate(self._columns[:_MOST_CELLS]):
-            cells.append(
-                RowCell(
-                    column=column.name,
-                    truth=shown_cell(truth[k], column),
-                    guess=None if guess is None else shown_cell(guess[k], column),
-                    prior=None if prior is None else shown_cell(prior[k], column),
-                    right=bool(right[k]),
+        rows = []
+        for i, truth in enumerate(one.truth[:_MOST_ROWS]):
+            number, label = int(match.guess[i]), int(one.labels[i])
+            guess = None if number < 0 else one.guess[number]
+            prior = typical_row(*auxiliary, label, self._columns)
+            cells = []
+            for k, column in enumerate(self._columns[:_MOST_CELLS]):
+                cells.append(
+                    RowCell(
+                        column=column.name,
+                        truth=shown_cell(truth[k], column),
+                        guess=None if guess is None else shown_cell(guess[k], column),
+                        prior=None if prior is None else shown_cell(prior[k], column),
+                        right=bool(match.right[i, k]),
+                    )
+                )
+            guessed = None
+            if guess is not None and one.guess_labels is not None:
+                guessed = int(one.guess_labels[number])
+            rows.append(
+                Row(
+                    cells=tuple(cells),
+                    columns=len(self._columns),
+                    right=int(match.right[i].sum()),
+                    true_label=label,
+                    guessed_label=guessed,
                 )
             )
-        guessed = None
-        if guess is not None and one.guess_labels is not None:
-            guessed = int(one.guess_labels[g])
-        return Row(
-            cells=tuple(cells),
-            columns=len(self._columns),
-            right=int(right.sum()),
-            true_label=label,
-            guessed_label=guessed,
-        )
+        return tuple(rows)

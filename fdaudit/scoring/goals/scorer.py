@@ -18,7 +18,7 @@ from fdaudit.scoring.evidence import EvidenceScores
 from fdaudit.scoring.goals.submission import Submission
 from fdaudit.scoring.ground_truth import Truth
 from fdaudit.transcript.messages import SUM, role
-from fdaudit.types import Figure
+from fdaudit.types import Challenge, Figure
 
 if TYPE_CHECKING:
     from fdaudit.adversary.view import View
@@ -54,6 +54,14 @@ class CheckedTask:
     view: View
     classes: int
 
+    @classmethod
+    def of(
+        cls, victims: Sequence[str], challenges: Mapping[str, Challenge], view: View, classes: int
+    ) -> CheckedTask:
+        """Return the task with the number of candidates of each challenge."""
+        candidates = {client: len(challenge.y) for client, challenge in challenges.items()}
+        return cls(victims=victims, candidates=candidates, view=view, classes=classes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringInputs:
@@ -84,7 +92,7 @@ class GoalScorer(ABC, Generic[G]):
     """The form in which an external red team hands guesses in; None if it cannot."""
 
     def __init__(self, inputs: ScoringInputs) -> None:
-        self.truth, self.case = inputs.truth, inputs.truth.case
+        self.inputs, self.truth, self.case = inputs, inputs.truth, inputs.truth.case
         self.scores = EvidenceScores(self.case.seed)
 
     @classmethod

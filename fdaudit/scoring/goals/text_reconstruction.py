@@ -13,7 +13,7 @@ from fdaudit.handout.auxiliary import Assumption, others
 from fdaudit.metrics.texts.overlap import bag
 from fdaudit.metrics.texts.recovery import Recovered, score_texts
 from fdaudit.result import Target, noted
-from fdaudit.scoring.galleries import bystanders_of
+from fdaudit.scoring.galleries import unused_records
 from fdaudit.scoring.goals.scorer import (
     CheckedTask,
     GoalScorer,
@@ -62,16 +62,14 @@ class TextScorer(GoalScorer[TextReconstruction]):
             FdauditError: no record stands behind a victim's messages.
             ValueError: a guess is no number of a word, or texts have another length.
         """
-        case, data = self.truth.case, self.truth.case.dataset
+        case, data = self.case, self.case.dataset
         recovered = [self._recovered(guess) for guess in guesses]
         victims = [guess.target for guess in guesses]
-        auxiliary, bystanders = others(case).prior[0], bystanders_of(case, victims)
+        auxiliary = others(case).prior[0]
         if auxiliary is None:
             auxiliary = data.x[:0]
-        rows = torch.zeros(0, dtype=torch.int64)
-        if bystanders is not None:
-            rows = torch.from_numpy(bystanders.rows)
-        beside = (data.x[rows].numpy(), data.y[rows].numpy())
+        bystanders = unused_records(case, victims)
+        beside = (data.x[bystanders].numpy(), data.y[bystanders].numpy())
 
         def figures_of(guesses: Sequence[TextReconstruction], texts: Sequence[Recovered]) -> list[Figure]:
             # Bystanders of all victims stand beside each victim's texts.
@@ -94,17 +92,13 @@ class TextScorer(GoalScorer[TextReconstruction]):
             raise FdauditError(
                 f"{guess.target}: no record stands behind its messages {list(guess.messages)}."
             )
-        _refuse_no_words(guess, len(self.truth.case.dataset.words), x.shape[1])
-        texts = None if guess.texts is None else guess.texts.numpy()
+        numbers, texts = guess.words, None
+        if guess.texts is not None:
+            numbers = torch.cat([numbers, guess.texts.flatten()])
+            texts = guess.texts.numpy()
+        words = len(self.case.dataset.words)
+        if bool((numbers >= words).any()):
+            raise ValueError(f"{guess.target}: names the word {int(numbers.max())}; there are {words}")
+        if texts is not None and texts.shape[1] != x.shape[1]:
+            raise ValueError(f"{guess.target}: has texts of {texts.shape[1]} tokens, not {x.shape[1]}")
         return Recovered(words=bag(guess.words.numpy()), texts=texts, truth=x.numpy(), labels=y.numpy())
-
-
-def _refuse_no_words(guess: TextReconstruction, words: int, length: int) -> None:
-    """Refuse numbers that no word of the vocabulary has, and texts of another length."""
-    numbers = guess.words
-    if guess.texts is not None:
-        numbers = torch.cat([numbers, guess.texts.flatten()])
-    if bool((numbers >= words).any()):
-        raise ValueError(f"{guess.target}: names the word {int(numbers.max())}; there are {words}")
-    if guess.texts is not None and guess.texts.shape[1] != length:
-        raise ValueError(f"{guess.target}: has texts of {guess.texts.shape[1]} tokens, not {length}")
