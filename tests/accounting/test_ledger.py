@@ -434,6 +434,15 @@ def test_only_who_cannot_tell_who_was_asked_may_count_the_chance() -> None:
     assert b.ledger("client/1+world").epsilon == pytest.approx(server.epsilon)
 
 
+def test_noise_without_a_draw_assumes_no_sampling() -> None:
+    log = Log()
+    answers = [log.add(f"client/{k}", "server", "logits", ["data"], gaussian(30.0)) for k in range(4)]
+    log.add("server", "world", "model_parameters", answers)
+    world = Books(log, FOUR).ledger("world")
+    assert world.epsilon == pytest.approx(epsilon({gaussian(30.0): 1}, 1e-5).value)
+    assert world.sampling == ""
+
+
 def two_in_one_step(log: Log) -> None:
     for seq in (2, 3):
         log.change(seq, round=0)
