@@ -345,7 +345,6 @@ def test_a_size_tells_nothing_only_where_it_is_declared_to_be_fixed() -> None:
     fixed = [("hard_labels", "client")]
     declared = books(log, transport="encrypted", fixed_sizes=fixed).ledger("eavesdropper")
     assert declared.epsilon == 0.0
-    assert "The size of hard_labels is fixed by public settings and tells nothing." in declared.assumptions
     assert books(log, transport="encrypted").ledger("eavesdropper").epsilon == INF
     assert (
         books(log, transport="encrypted", fixed_sizes=[("hard_labels", "server")])
@@ -354,6 +353,17 @@ def test_a_size_tells_nothing_only_where_it_is_declared_to_be_fixed() -> None:
         == INF
     )
     assert books(log, fixed_sizes=fixed).ledger("eavesdropper").epsilon == INF, "a plain transport"
+
+
+def test_fixed_sizes_are_assumed_only_of_an_eavesdropper_on_an_encrypted_transport() -> None:
+    log = Log()
+    log.add("client/0", "server", "hard_labels", ["data"])
+    fixed = [("hard_labels", "client")]
+    encrypted = books(log, transport="encrypted", fixed_sizes=fixed)
+    sentence = "The size of hard_labels is fixed by public settings and tells nothing."
+    assert sentence in encrypted.ledger("eavesdropper").assumptions
+    assert sentence not in encrypted.ledger("server").assumptions
+    assert sentence not in books(log, fixed_sizes=fixed).ledger("eavesdropper").assumptions
 
 
 def overlapping(*summands: tuple[int, ...], **receivers: str) -> Log:
@@ -432,6 +442,15 @@ def test_only_who_cannot_tell_who_was_asked_may_count_the_chance() -> None:
     assert "one of 4 clients" in world.sampling
     assert world.warnings == ()
     assert b.ledger("client/1+world").epsilon == pytest.approx(server.epsilon)
+
+
+def test_noise_without_a_draw_assumes_no_sampling() -> None:
+    log = Log()
+    answers = [log.add(f"client/{k}", "server", "logits", ["data"], gaussian(30.0)) for k in range(4)]
+    log.add("server", "world", "model_parameters", answers)
+    world = Books(log, FOUR).ledger("world")
+    assert world.epsilon == pytest.approx(epsilon({gaussian(30.0): 1}, 1e-5).value)
+    assert world.sampling == ""
 
 
 def two_in_one_step(log: Log) -> None:

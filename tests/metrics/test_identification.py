@@ -10,6 +10,7 @@ import torch
 from scipy.stats import binom
 
 from fdaudit.metrics import Gallery, Identification, Probe, identify, match, psnr
+from fdaudit.metrics.galleries.gallery import score_records
 from fdaudit.metrics.galleries.resemblance import resemblances
 from fdaudit.types import Figure
 
@@ -205,6 +206,26 @@ def test_contrast_changes_no_correlation_and_without_it_nobody_is_identified() -
     for name, values in resemblances(x[:4], x).items():
         if name != "pixels":
             np.testing.assert_allclose(values, faint[name], atol=1e-5)
+
+
+def test_images_on_their_side_resemble_each_other_as_upright() -> None:
+    x, _ = faces(rng(24), people=12, photographs=1)
+    guess = blurred(x[:4], 0.05, rng(25))
+    on_side = resemblances(guess.mT, x.mT)
+    for name, values in resemblances(guess, x).items():
+        np.testing.assert_allclose(on_side[name], values, atol=1e-6, err_msg=name)
+
+
+def test_a_margin_is_what_the_best_guess_has_above_the_guesses_mean() -> None:
+    x, _ = faces(rng(26), people=6, photographs=1)
+    gallery, rows = Gallery(x, np.zeros(6, np.int64)), np.arange(2)
+    scores = score_records(gallery, [Probe("c", x[:2], rows)], [{0: 2}])
+    alike = resemblances(x[:2], x)
+    for name, margin in zip(scores.distances, scores.margin[0], strict=True):
+        np.testing.assert_allclose(margin, alike[name].max(0) - alike[name].mean(0), atol=1e-12)
+    mean = x.mean(0, keepdim=True).expand(2, -1, -1, -1)
+    averages = score_records(gallery, [Probe("c", mean, rows)], [{0: 2}])
+    np.testing.assert_allclose(averages.margin, 0, atol=1e-12)
 
 
 def test_guesses_of_classes_that_show_one_record_are_identified() -> None:

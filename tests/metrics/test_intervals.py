@@ -92,6 +92,17 @@ def test_bca_over_two_strata_against_scipy() -> None:
     assert ours[:2] == pytest.approx((theirs.low, theirs.high), abs=0.05 * width)
 
 
+def test_bca_without_an_acceleration_corrects_the_bias_alone() -> None:
+    """How often the first of ten units is drawn again: zero whichever unit is left out."""
+    interval = bootstrap(lambda weights: np.maximum(weights[:, 0] - 1, 0), 10, np.random.default_rng(5))
+    draws = stats.binom(10, 0.1)
+    bias = stats.norm.ppf(0.5 * draws.cdf(1))
+    levels = stats.norm.cdf(2 * bias + stats.norm.ppf([0.025, 0.975]))
+    assert interval is not None
+    assert interval[:2] == tuple(np.maximum(draws.ppf(levels) - 1, 0))
+    assert interval.high == 1
+
+
 def test_resamples_keep_the_size_of_every_stratum() -> None:
     strata = np.array([0, 1, 1, 2, 2, 2])
     seen: list[np.ndarray] = []

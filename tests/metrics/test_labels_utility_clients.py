@@ -57,6 +57,12 @@ def test_kl_against_scipy(p: np.ndarray, q: np.ndarray) -> None:
     assert kl_divergence(p, q) == pytest.approx(reference, abs=1e-9)
 
 
+def test_rounded_numbers_count_as_the_distribution_that_they_round() -> None:
+    exact = np.array([0.25, 0.75])
+    for distance in (kl_divergence, total_variation, chebyshev):
+        assert distance(exact * (1 + 5e-5), exact) == pytest.approx(0, abs=1e-12)
+
+
 def test_distances_by_hand() -> None:
     p, q = [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]
     assert total_variation(p, q) == pytest.approx(0.5)
