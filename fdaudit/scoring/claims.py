@@ -60,7 +60,7 @@ class _Coins(TypedDict):
     guesses: int | None
 
 
-class _Scored(NamedTuple):
+class _CoinScores(NamedTuple):
     """An attack's scores, and the coins that they are about.
 
     Attributes:
@@ -205,7 +205,7 @@ def _tests(canaries: CanarySpec, entry: Ledger) -> bool:
     return entry.unit != "client" and entry.relation == "add-or-remove"
 
 
-def _scored(run: RunDirectory, view: str, attack: str, part: Part) -> _Scored | None:
+def _scored(run: RunDirectory, view: str, attack: str, part: Part) -> _CoinScores | None:
     """Return an attack's scores on one kind of coins, of all victims; None if it left none.
 
     For single coins they are ranks, with ties broken by position. Challenges are shuffled, so a candidate's position
@@ -226,16 +226,16 @@ def _scored(run: RunDirectory, view: str, attack: str, part: Part) -> _Scored | 
         coins += len(challenge.y) // 2
     if canaries is not None and canaries.unit == "client":
         of_sets, is_held, pair = by_client(values, members)
-        return _Scored(of_sets.numpy(), is_held, pair, guesses)
+        return _CoinScores(of_sets.numpy(), is_held, pair, guesses)
     scores, member = torch.cat(list(values.values())).numpy(), torch.cat(list(members.values()))
     if challenge.design == "matched-pairs":
-        return _Scored(scores, member, torch.cat(pairs), guesses)
+        return _CoinScores(scores, member, torch.cat(pairs), guesses)
     ranks = np.empty(len(scores))
     ranks[np.argsort(scores, kind="stable")] = np.arange(len(scores))
-    return _Scored(ranks, member, None, guesses)
+    return _CoinScores(ranks, member, None, guesses)
 
 
-def _evidence(entry: Ledger, attack: str, part: Part, scored: _Scored, confidence: float) -> Evidence:
+def _evidence(entry: Ledger, attack: str, part: Part, scored: _CoinScores, confidence: float) -> Evidence:
     """Return what an attack's scores show about a claim, and what those of a perfect attack would show."""
     scores, member, pair, guesses = scored
     coin: _Coins = {
