@@ -138,11 +138,13 @@ class KuLSIF:
         # The inverse is at most 1/β. Far from all auxiliary samples the second term is lost beside what records add to
         # each other, and so beside any threshold.
         bound = near.amax(0)[:, None] * reach.amax(0) / beta
-        if bool((bound <= _NO_DIGIT * direct.clamp_min(float(own.min()))).all()):
+        negligible = bound <= _NO_DIGIT * direct.clamp_min(float(own.min()))
+        if bool(negligible.all()):
             return direct / beta
         system = _kernel(u, u, self.bandwidth) / n_u
         system.diagonal().add_(beta)
-        return (direct - near.T @ torch.cholesky_solve(reach, _cholesky(system, beta)) / n_u) / beta
+        solved = torch.cholesky_solve(reach, _cholesky(system, beta))
+        return (direct - near.T @ solved / n_u) / beta
 
 
 @dataclass(frozen=True)
@@ -185,26 +187,22 @@ class NystromKuLSIF:
         means = z.new_zeros(len(z), dtype=torch.float64)
         for _, kernel in _kernel_blocks(x, z, self.bandwidth):
             means += kernel.sum(0, dtype=torch.float64) / len(x)
-        factor = self._factor(z)
+        gram = _kernel(z.double(), z.double(), self.bandwidth)
+        # Landmarks that are close together make K_zz singular up to rounding. A small addition to its diagonal of ones
+        # stops L⁻¹ from amplifying rounding errors.
+        gram.diagonal().add_(1e-5 if z.dtype == torch.float32 else 1e-10)
+        factor = _cholesky(gram, self.beta)
         system = _left(factor, _left(factor, products).T)
         system.diagonal().add_(self.beta)
-        v = _solve(system, _left(factor, means.unsqueeze(1)).squeeze(1), self.beta)
-        c = torch.linalg.solve_triangular(factor.T, v.unsqueeze(1), upper=True).squeeze(1)
-        return DensityRatio(z, c, self.bandwidth)
-
-    def _factor(self, z: Tensor) -> Tensor:
-        """Return L with L Lᵀ = K_zz.
-
-        Landmarks that are close together make K_zz singular up to rounding. A small addition to its diagonal of ones
-        stops L⁻¹ from amplifying rounding errors.
-        """
-        gram = _kernel(z.double(), z.double(), self.bandwidth)
-        gram.diagonal().add_(1e-5 if z.dtype == torch.float32 else 1e-10)
-        return _cholesky(gram, self.beta)
+        right = _left(factor, means.unsqueeze(1))
+        v = _solve(system, right.squeeze(1), self.beta)
+        c = torch.linalg.solve_triangular(factor.T, v.unsqueeze(1), upper=True)
+        return DensityRatio(z, c.squeeze(1), self.bandwidth)
 
     def _landmarks(self, x: Tensor, u: Tensor) -> Tensor:
         count = min(self.landmarks, len(x) + len(u))
-        from_x = min(max(math.ceil(count / 2), count - len(u)), len(x))
+        half = math.ceil(count / 2)
+        from_x = min(max(half, count - len(u)), len(x))
         generator = torch.Generator().manual_seed(self.seed)
         of_x = torch.randperm(len(x), generator=generator)[:from_x]
         of_u = torch.randperm(len(u), generator=generator)[: count - from_x]
@@ -216,7 +214,8 @@ class NystromKuLSIF:
 
 def default_bandwidth(points: Tensor) -> float:
     """Return a sixth of the median distance between points (n, d), or a millionth if all points coincide."""
-    return max(float(torch.pdist(points[:_MOST_COMPARED]).median()) / 6, 1e-6)
+    distances = torch.pdist(points[:_MOST_COMPARED])
+    return max(float(distances.median()) / 6, 1e-6)
 
 
 def known_records(records: int, *, validation: float, most: int) -> int:

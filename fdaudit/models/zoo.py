@@ -192,11 +192,10 @@ class Architecture:
     @property
     def described(self) -> dict[str, Any]:
         """Return everything that determines the network, as JSON values."""
-        shape = list(self.input_shape)
         description = {
             "name": self.name,
             "params": dict(self.params),
-            "input_shape": shape,
+            "input_shape": list(self.input_shape),
             "classes": self.classes,
         }
         if self.words:
@@ -354,13 +353,12 @@ def architecture(
     if not spec.name.startswith(IMPORT):
         if spec.name not in MODELS:
             raise SpecError("model.name", spec.name, "is not a known model", nearest(spec.name, MODELS))
-        if (spec.name in OF_TEXTS) != bool(words):
-            of, remedy = "texts", "Choose another network."
-            if words:
-                of, remedy = "images", f"Use {OF_TEXTS[-1]!r}."
-            raise SpecError("model.name", spec.name, f"is a network for {of}", remedy)
-        settings = (_ZOO_OF_TEXTS if words else _ZOO)[spec.name][0]
-        values = validate(settings, spec.params, "model.params")
+        if words and spec.name not in OF_TEXTS:
+            raise SpecError("model.name", spec.name, "is a network for images", f"Use {OF_TEXTS[-1]!r}.")
+        if not words and spec.name in OF_TEXTS:
+            raise SpecError("model.name", spec.name, "is a network for texts", "Choose another network.")
+        config, _ = _ZOO_OF_TEXTS[spec.name] if words else _ZOO[spec.name]
+        values = validate(config, spec.params, "model.params")
         if isinstance(values, PretrainedParams):
             values = located(values, input_shape[0], words, root)
         params = values.model_dump(mode="json")
@@ -392,20 +390,23 @@ def paper_model(task: str, client: int) -> ModelSpec:
     return ModelSpec(name=PAPER_TABLES[task, client], params=params)
 
 
-def _module(made: Architecture) -> nn.Module:
+def _module(design: Architecture) -> nn.Module:
     """Return an architecture's module, built from the current random state."""
-    if made.name.startswith(IMPORT):
-        return _imported(made)
-    if made.words:
-        (length,), (kind, for_texts) = made.input_shape, _ZOO_OF_TEXTS[made.name]
-        return for_texts(validate(kind, made.params, "model.params"), length, made.classes, made.words)
-    config, builder = _ZOO[made.name]
-    return builder(validate(config, made.params, "model.params"), made.input_shape, made.classes)
+    if design.imported:
+        return _imported(design)
+    if design.words:
+        config, for_texts = _ZOO_OF_TEXTS[design.name]
+        params = validate(config, design.params, "model.params")
+        (length,) = design.input_shape
+        return for_texts(params, length, design.classes, design.words)
+    config, builder = _ZOO[design.name]
+    params = validate(config, design.params, "model.params")
+    return builder(params, design.input_shape, design.classes)
 
 
-def _imported(made: Architecture) -> nn.Module:
+def _imported(design: Architecture) -> nn.Module:
     """Return the module that `import:package.module:Class`, or a function named so, makes from the random state."""
-    name, params = made.name, made.params
+    name = design.name
     refuse_untrusted(name, "model.name")
     path, colon, attribute = name.removeprefix(IMPORT).partition(":")
     if not (colon and path and attribute):
@@ -419,19 +420,24 @@ def _imported(made: Architecture) -> nn.Module:
         remedy = "Name a class below torch.nn.Module, or a function that takes `classes` and returns such a module."
         raise SpecError("model.name", name, "makes no networks", remedy)
     offered = {
-        "classes": made.classes,
-        "num_classes": made.classes,
-        "input_shape": made.input_shape,
-        "words": made.words,
+        "classes": design.classes,
+        "num_classes": design.classes,
+        "input_shape": design.input_shape,
+        "words": design.words,
     }
     try:
-        taken = inspect.signature(target).parameters
-        forwards = any(p.kind == p.VAR_KEYWORD for p in taken.values()) and not offered.keys() & taken.keys()
-        asked = ["num_classes"] if forwards else [k for k in offered if k in taken]
-        module = target(**{**{k: offered[k] for k in asked}, **params})
+        accepted = inspect.signature(target).parameters
+        arguments = {argument: value for argument, value in offered.items() if argument in accepted}
+        if not arguments and any(p.kind == p.VAR_KEYWORD for p in accepted.values()):
+            arguments["num_classes"] = design.classes
+        module = target(**{**arguments, **design.params})
         if not isinstance(module, nn.Module):
             raise TypeError(f"it returns {type(module).__name__}, no torch.nn.Module")
-        _initialize_lazy(module, made)
+        if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+            # A pass over one blank record gives lazy layers their shapes and initial weights.
+            with torch.no_grad():
+                module.eval()(design.blank_inputs(1))
+            module.train()
     except (Exception, SystemExit) as error:
         raise _unmade(name, error) from error
     return module
@@ -451,62 +457,56 @@ def _makes_networks(target: object) -> bool:
     return bool(asks) or (isinstance(result, type) and issubclass(result, nn.Module))
 
 
-def _initialize_lazy(module: nn.Module, made: Architecture) -> None:
-    """Give lazy layers their shapes and initial weights by a pass over one blank record."""
-    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
-        with torch.no_grad():
-            module.eval()(made.blank_inputs(1))
-        module.train()
-
-
 def _unmade(name: str, error: BaseException) -> SpecError:
     """Return the refusal of a network whose own code raised; foreign code may raise anything, `SystemExit` included."""
     problem = f"cannot be made ({type(error).__name__}: {error}){plugin_line(error)}"
     return SpecError("model.name", name, problem, "Check the import path and `model.params`.")
 
 
-def _misfit(made: Architecture, answer: tuple[int, ...]) -> str | None:
+def _misfit(design: Architecture, answer: _Shape) -> str | None:
     """Return why the network does not map each image to an answer of this shape, or None if it does."""
-    n = 3 if made.classes == 2 else 2  # so that (n, classes) and (classes, n) differ
+    n = 3 if design.classes == 2 else 2  # so that (n, classes) and (classes, n) differ
     try:
-        output = made.tried(n)
+        output = design.tried(n)
     except SpecError:
         raise
     except Exception as error:
-        size = "x".join(map(str, made.input_shape))
+        size = "x".join(map(str, design.input_shape))
         reason = str(error).partition("\n")[0].rstrip(". ")
-        unit = {"texts": " tokens", "rows": " numbers", "images": ""}[made.reads]
-        what = f"{made.reads} of {size}{unit}"
-        return f"does not accept {what} ({reason}){plugin_line(error)}"
-    if not isinstance(output, Tensor) or tuple(output.shape) != (n, *answer):
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        return f"maps {n} {made.reads} to {shape}, not to logits {(n, *answer)}"
+        unit = {"texts": " tokens", "rows": " numbers", "images": ""}[design.reads]
+        return f"does not accept {design.reads} of {size}{unit} ({reason}){plugin_line(error)}"
+    result: object = type(output).__name__
+    if isinstance(output, Tensor):
+        result = tuple(output.shape)
+    if result != (n, *answer):
+        return f"maps {n} {design.reads} to {result}, not to logits {(n, *answer)}"
     return None
 
 
-def _remedy(made: Architecture, answer: tuple[int, ...]) -> str:
+def _remedy(design: Architecture, answer: _Shape) -> str:
     dense = len(answer) > 1
-    if made.words:
-        if made.imported:
+    if design.imported:
+        if design.reads == "texts":
             return "Make it map token numbers (n, L) to (n, classes)."
-        return "Correct `model.params`."
-    if made.reads == "rows":
-        if made.imported:
-            return f"Make it map (n, {made.input_shape[0]}) to (n, classes)."
-        return "Use 'mlp', which takes records of any shape."
-    if made.name.startswith(IMPORT):
+        if design.reads == "rows":
+            return f"Make it map (n, {design.input_shape[0]}) to (n, classes)."
         shape = "(n, classes, h, w)" if dense else "(n, classes)"
         return f"Make it map (n, c, h, w) to {shape}, or set `dataset.image_size`."
-    if dense and made.name not in DENSE:
-        return "Use 'unet', which answers for each pixel."
-    if made.name in DENSE and not dense:
-        return "It is for masks: use another network."
-    if len(made.input_shape) != 3:
+    if design.reads == "texts":
+        return "Correct `model.params`."
+    if design.reads == "rows":
         return "Use 'mlp', which takes records of any shape."
-    channels, height, width = made.input_shape
+    if dense and design.name not in DENSE:
+        return "Use 'unet', which answers for each pixel."
+    if design.name in DENSE and not dense:
+        return "It is for masks: use another network."
+    if len(design.input_shape) != 3:
+        return "Use 'mlp', which takes records of any shape."
+    channels, height, width = design.input_shape
     for size in (16, 32, 64, 128):
         if size > max(height, width):
-            larger = Architecture(made.name, made.params, (channels, size, size), made.classes)
-            if _misfit(larger, (made.classes, size, size) if dense else answer) is None:
+            larger = Architecture(design.name, design.params, (channels, size, size), design.classes)
+            larger_answer = (design.classes, size, size) if dense else answer
+            if _misfit(larger, larger_answer) is None:
                 return f"Zero-pad the images with `dataset.image_size: {size}`, or choose a smaller network."
     return "Choose a smaller network."
