@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +38,8 @@ class Normalization:
             std: likewise.
             span: the lowest and the highest value before normalisation.
         """
-        low, width = span[0], span[1] - span[0]
+        low, high = span
+        width = high - low
         return cls(mean=tuple((m - low) / width for m in mean), std=tuple(s / width for s in std))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -77,8 +77,9 @@ def normalized(module: nn.Module, normalization: Normalization) -> nn.Module:
     Returns:
         The same module.
     """
-    shares = isinstance(module, Network) and type(module).forward is Network.forward
-    first = cast(Network, module).extractor if shares else module
+    first = module
+    if isinstance(module, Network) and type(module).forward is Network.forward:
+        first = module.extractor
     first.register_forward_pre_hook(_BeforeForward(normalization))
     return module
 
@@ -101,10 +102,10 @@ def first_linear(module: nn.Module, shape: tuple[int, ...]) -> str | None:
         module: the network.
         shape: (c, h, w) of an image.
     """
-    owners = [(name, m) for name, m in module.named_modules() if list(m.parameters(recurse=False))]
-    if not owners or not isinstance(owners[0][1], nn.Linear) or owners[0][1].bias is None:
+    owners = ((name, m) for name, m in module.named_modules() if list(m.parameters(recurse=False)))
+    name, layer = next(owners, ("", None))
+    if not isinstance(layer, nn.Linear) or layer.bias is None:
         return None
-    name, layer = owners[0]
     if not (layer.weight.requires_grad and layer.bias.requires_grad):
         return None
     # Check its actual input for an image with distinct values: nothing may scale or reorder it.
@@ -118,6 +119,5 @@ def first_linear(module: nn.Module, shape: tuple[int, ...]) -> str | None:
     finally:
         for m in in_training:
             m.training = True
-    if inputs and torch.equal(inputs[0], expected.flatten(1)):
-        return str(name)
-    return None
+    reaches_layer = bool(inputs) and torch.equal(inputs[0], expected.flatten(1))
+    return name if reaches_layer else None

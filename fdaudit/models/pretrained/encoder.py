@@ -88,7 +88,14 @@ def pretrained(params: PretrainedParams, length: int, classes: int, words: int) 
     sizes = sizes_in(params.path) if weights is None else weights.sizes
     encoder = _Encoder(sizes, length, words)
     if weights is not None:
-        encoder.load_state_dict(_placed(weights, length), assign=True)
+        tensors = weights.tensors(_shapes(sizes))
+        table = tensors.pop(_WORDS)
+        tensors[_POSITIONS] = tensors[_POSITIONS][: length + 2].clone()
+        parameters = {f"body.{name}": tensor for name, tensor in tensors.items()}
+        # The rows of the vocabulary in the order of the dataset's words.
+        parameters["embedding.weight"] = table[list(weights.pieces.rows)]
+        parameters["marks.weight"] = table[list(weights.pieces.marks)]
+        encoder.load_state_dict(parameters, assign=True)
     return Network(encoder, nn.Linear(sizes.width, classes))
 
 
@@ -146,7 +153,11 @@ def _checked(
     params: PretrainedParams, length: int, words: int | tuple[str, ...], root: Path | None = None
 ) -> Weights:
     """Return the files, if they belong to texts of this length in these words."""
-    _refuse_without_extra()
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        problem = "needs transformers, which is not installed"
+        raise SpecError("model.name", "pretrained", problem, "pip install 'fdaudit[text]'") from None
     weights = found_in(params.path, params.sha256, root)
     sizes, own = weights.sizes, weights.pieces.words
     if words != (len(own) if isinstance(words, int) else own):
@@ -159,30 +170,10 @@ def _checked(
     return weights
 
 
-def _refuse_without_extra() -> None:
-    try:
-        import transformers  # noqa: F401
-    except ImportError:
-        problem = "needs transformers, which is not installed"
-        raise SpecError("model.name", "pretrained", problem, "pip install 'fdaudit[text]'") from None
-
-
 def _shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     """Return the shapes that `config.json` implies, by a tensor's name in the file."""
     with torch.device("meta"):
         body = _body(sizes, sizes.positions)
-    return {name: tuple(tensor.shape) for name, tensor in body.state_dict().items()} | {
-        _WORDS: (sizes.vocabulary, sizes.width)
-    }
-
-
-def _placed(weights: Weights, length: int) -> dict[str, Tensor]:
-    """Return the encoder's parameters by name, the rows of the vocabulary in the order of the dataset's words."""
-    tensors = weights.tensors(_shapes(weights.sizes))
-    table = tensors.pop(_WORDS)
-    tensors[_POSITIONS] = tensors[_POSITIONS][: length + 2].clone()
-    return {
-        "embedding.weight": table[list(weights.pieces.rows)],
-        "marks.weight": table[list(weights.pieces.marks)],
-        **{f"body.{name}": tensor for name, tensor in tensors.items()},
-    }
+    shapes = {name: tuple(tensor.shape) for name, tensor in body.state_dict().items()}
+    shapes[_WORDS] = (sizes.vocabulary, sizes.width)
+    return shapes

@@ -181,10 +181,9 @@ def _sizes(file: Path, content: bytes) -> Sizes:
         first: Any = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         reason = first["msg"].removeprefix("Value error, ")
-        raise _wrong(
-            file,
-            f"describes neither BERT nor DistilBERT as it is read ({name}: {reason})".replace("(: ", "("),
-        ) from None
+        where = f"{name}: " if name else ""
+        problem = f"describes neither BERT nor DistilBERT as it is read ({where}{reason})"
+        raise _wrong(file, problem) from None
     except ValueError as error:
         raise _wrong(file, f"is no JSON ({error})") from None
 
