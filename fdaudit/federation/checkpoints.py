@@ -56,7 +56,7 @@ class Checkpoints:
             utility: length of `utility.csv` in bytes.
             then: called when the round is durable, by the thread that made it so.
         """
-        truth = encode({str(seq): b for seq, b in done.batches.items()})
+        truth = encode({str(seq): batch for seq, batch in done.batches.items()})
         tensors, number, turn = encode(state), done.index, self._saved + 1
 
         def write() -> None:

@@ -41,9 +41,8 @@ def draw_job(
     epochs: int | None = None,
 ) -> Job:
     """Return a job to fit a model on (x, targets), with batches and dropout from children of `seed` named by `path`."""
-    batches = draw_batches(
-        len(x), batch_size, steps=steps, epochs=epochs, generator=child(seed, *path, "batches")
-    )
+    draws = child(seed, *path, "batches")
+    batches = draw_batches(len(x), batch_size, steps=steps, epochs=epochs, generator=draws)
     dropout = child_seed(seed, *path, "dropout")
     return Job(party=party, parameters=parameters, x=x, targets=targets, batches=batches, seed=dropout)
 
@@ -64,19 +63,12 @@ def client_jobs(
         seed: the run's seed.
         path: names the draws; the client's name is added.
     """
-    return [
-        draw_job(
-            k,
-            start,
-            clients[k].x,
-            clients[k].y,
-            seed=seed,
-            path=(*path, k),
-            batch_size=config.batch_size,
-            **config.steps,
-        )
-        for k, start in starts.items()
-    ]
+    jobs = []
+    for k, start in starts.items():
+        x, y, own_path = clients[k].x, clients[k].y, (*path, k)
+        size = config.batch_size
+        jobs.append(draw_job(k, start, x, y, seed=seed, path=own_path, batch_size=size, **config.steps))
+    return jobs
 
 
 class ClientModels:
@@ -124,12 +116,16 @@ class ClientModels:
         length = self._local.steps if length is None else length
         jobs, inputs = [], {}
         for k, data in self._clients.items():
-            y = data.y if targets is None else targets[k]
-            x, y = _beside(data.x, y, (beside or {}).get(k))
-            own = take(self.state, f"{k}/w/")
-            named = (self.card.name, *path, k)
+            x, y = data.x, data.y
+            if targets is not None:
+                y = targets[k]
+            if beside is not None and k in beside:
+                samples, sample_targets = beside[k]
+                one_hot = F.one_hot(y, sample_targets.shape[1]).to(sample_targets)
+                x, y = torch.cat([x, samples]), torch.cat([one_hot, sample_targets])
+            own, own_path = take(self.state, f"{k}/w/"), (self.card.name, *path, k)
             size = self._local.batch_size
-            jobs.append(draw_job(k, own, x, y, seed=self._seed, path=named, batch_size=size, **length))
+            jobs.append(draw_job(k, own, x, y, seed=self._seed, path=own_path, batch_size=size, **length))
             inputs[k] = joined(basis_of(self.state, k), (taught or {}).get(k, ()))
         fitted, basis = self._own.fit(jobs, self._local.fit(), length=length, inputs=inputs)
         for k, made_from in basis.items():
@@ -159,11 +155,3 @@ class ClientModels:
     def _predict(self, k: str, x: Tensor) -> Tensor:
         """Return client k's logits (n, C) for samples (n, c, h, w)."""
         return self._trainers[k].predict(take(self.state, f"{k}/w/"), x)
-
-
-def _beside(x: Tensor, y: Tensor, others: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """Return records (x, y) with other samples after them; classes become one-hot rows."""
-    if others is None:
-        return x, y
-    rows = F.one_hot(y, others[1].shape[1]).to(others[1])
-    return torch.cat([x, others[0]]), torch.cat([rows, others[1]])

@@ -13,14 +13,13 @@ from fdaudit.config import validate
 from fdaudit.errors import SpecError, nearest
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies, has_public_index
 from fdaudit.training.private_step import unfit
-from fdaudit.transcript.wire import Defense, ReceiptCheck, acts_in_training
 from fdaudit.types import DefenseSpec, GradientRule, Trained
 
 if TYPE_CHECKING:
     from fdaudit.config import Config
     from fdaudit.federation.networks import Networks
-    from fdaudit.models import Architecture
     from fdaudit.spec.schema import DefenseEntry, ModelSpec
+    from fdaudit.transcript.wire import Defense, ReceiptCheck
 
 __all__ = ["Attached", "attach", "refuse_untrainable"]
 
@@ -61,157 +60,150 @@ def attach(
     entries: dict[Trained, str] = {}
     checks: dict[tuple[str, str], tuple[ReceiptCheck, ...]] = {}
     listed = [(f"defenses.{n}", DefenseSpec(**entry.model_dump())) for n, entry in enumerate(asked)]
-    listed += [(f"protocol.defenses.{entry.kind}", entry) for entry in config.defenses()]
-    for where, entry in listed:
-        cls = defenses.REGISTRY.load(entry.name, f"{where}.name")
-        defenses.REGISTRY.called(entry.name, f"{where}.name")
-        if cls.card.at != entry.at:
-            problem = f"acts at {cls.card.at}, not at {entry.at}"
-            raise SpecError(
-                f"{where}.name", entry.name, problem, f"Set at to {cls.card.at!r}, or choose another."
-            )
-        if entry.at == "receipt":
-            sends = _refuse_unsent(where, entry, protocol, config)
-            kind = str(entry.kind)
-            if not any("client" in m["to"] for m in sends if m["kind"] == kind):
-                problem = f"goes to no client in {protocol.card.name}, and clients check what they receive"
-                raise SpecError(
-                    f"{where}.kind", kind, problem, "Name a kind that the server sends to clients."
-                )
-            _refuse_unfit(where, kind, entry, cls, protocol, {kind})
-            check = cast("type[ReceiptCheck]", cls)(validate(cls.Config, entry.params, f"{where}.params"))
-            checks[kind, entry.sender] = (*checks.get((kind, entry.sender), ()), check)
-            continue
-        if not acts_in_training(cls):
-            key, defense = _on_messages(where, entry, protocol, config, cls, clients)
-            messages[key] = (*messages.get(key, ()), defense)
-            continue
-        of: Trained = entry.of or "model"
-        if of in training:
-            problem = "is the second defence on one training"
-            raise SpecError(f"{where}.name", entry.name, problem, "Keep one of them.")
-        training[of], entries[of] = _in_training(where, entry, of, protocol, config, cls), where
+    listed += [(f"protocol.defenses.{spec.kind}", spec) for spec in config.defenses()]
+    for where, spec in listed:
+        cls = defenses.REGISTRY.load(spec.name, f"{where}.name")
+        defenses.REGISTRY.called(spec.name, f"{where}.name")
+        entry = _Entry(where, spec, cls, protocol, config)
+        key = (str(spec.kind), spec.sender)
+        if cls.card.at != spec.at:
+            problem = f"acts at {cls.card.at}, not at {spec.at}"
+            raise entry.refusal("name", spec.name, problem, f"Set at to {cls.card.at!r}, or choose another.")
+        if spec.at == "receipt":
+            checks[key] = (*checks.get(key, ()), entry.receipt_check())
+        elif spec.at == "message":
+            messages[key] = (*messages.get(key, ()), entry.message_defense(clients))
+        else:
+            of: Trained = spec.of or "model"
+            if of in training:
+                problem = "is the second defence on one training"
+                raise entry.refusal("name", spec.name, problem, "Keep one of them.")
+            training[of], entries[of] = entry.gradient_rule(of), where
     _refuse_recast(listed, messages)
     return Attached(messages, training, entries, checks)
 
 
 def _refuse_recast(
-    entries: Sequence[tuple[str, DefenseSpec]], messages: Mapping[tuple[str, str], tuple[Defense, ...]]
+    listed: Sequence[tuple[str, DefenseSpec]], messages: Mapping[tuple[str, str], tuple[Defense, ...]]
 ) -> None:
     """Refuse a public index on others' messages if a defence changes the kind of the clients' answers."""
     recasting = []
     for (_, sender), attached in messages.items():
         if sender == "client":
             recasting += [defense.card.name for defense in attached if defense.card.makes]
-    if not recasting:
-        return
-    for where, entry in entries:
-        is_relayed = entry.sender != "client" and entry.kind != "vote_counts"
-        if is_relayed and entry.params.get("public_index"):
+    for where, spec in listed:
+        is_relayed = spec.sender != "client" and spec.kind != "vote_counts"
+        if recasting and is_relayed and spec.params.get("public_index"):
+            field = f"{where}.params.public_index"
             problem = f"is no promise of the protocol where {recasting[0]} changes what clients answer"
-            raise SpecError(
-                f"{where}.params.public_index", True, problem, "Leave it out, or remove one of them."
-            )
+            raise SpecError(field, True, problem, "Leave it out, or remove one of them.")
 
 
-def _on_messages(
-    where: str,
-    entry: DefenseSpec,
-    protocol: type[FederatedProtocol],
-    config: ProtocolConfig,
-    cls: type[Defense],
-    clients: int,
-) -> tuple[tuple[str, str], Defense]:
-    sends = _refuse_unsent(where, entry, protocol, config)
-    declared = [m for m in protocol.card.declared_messages if m["from"] == entry.sender]
-    # Messages that one setting chooses between replace each other.
-    settings = [m.get("when", {}).keys() for m in sends if m["kind"] == entry.kind]
-    readable = [m for m in declared if m in sends or m.get("when", {}).keys() in settings]
-    _refuse_unfit(where, str(entry.kind), entry, cls, protocol, {m["kind"] for m in readable})
-    params = validate(cls.Config, entry.params, f"{where}.params")
-    _refuse_unfounded(where, params, clients, config)
-    _refuse_public_index(where, params, entry, protocol, config)
-    return (str(entry.kind), entry.sender), cls(params)
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """A listed defence and the protocol that it is attached to; its methods build the defence, or refuse it.
 
+    Attributes:
+        where: the user's field, for errors.
+        spec: the defence's name, place and settings.
+        cls: its class.
+        protocol: the protocol, with its messages.
+        config: the protocol's settings.
+    """
 
-def _refuse_unsent(
-    where: str, entry: DefenseSpec, protocol: type[FederatedProtocol], config: ProtocolConfig
-) -> list[Mapping[str, Any]]:
-    """Refuse a kind of message that the sender never sends; return the declarations of all that it sends."""
-    declared = [m for m in protocol.card.declared_messages if m["from"] == entry.sender]
-    sends = [m for m in declared if applies(m.get("when", {}), config)]
-    kinds = sorted({m["kind"] for m in sends if "made_of" not in m})
-    if entry.kind is None or entry.kind not in kinds:
-        # A defence on a message that is never sent would silently protect nothing.
-        problem = f"is never sent by a {entry.sender} in {protocol.card.name} with these settings"
-        raise SpecError(f"{where}.kind", entry.kind, problem, nearest(str(entry.kind), kinds or ["nothing"]))
-    return sends
+    where: str
+    spec: DefenseSpec
+    cls: type[Defense]
+    protocol: type[FederatedProtocol]
+    config: ProtocolConfig
 
+    def refusal(self, field: str, value: object, problem: str, remedy: str) -> SpecError:
+        return SpecError(f"{self.where}.{field}", value, problem, remedy)
 
-def _refuse_unfounded(where: str, params: Config, clients: int, config: ProtocolConfig) -> None:
-    """Refuse a defence that relies on a random draw of one client if the protocol does not declare the draw."""
-    claimed, candidates = getattr(params, "drawn_from", 1), config.drawn_from(clients)
-    if claimed in (1, candidates):
-        return
-    subject, allowed = "every client is", "1"
-    if candidates > 1:
-        subject, allowed = f"one of {candidates} clients is", f"{candidates} or 1"
-    problem = f"is not what these settings do: {subject} asked a step"
-    raise SpecError(f"{where}.params.drawn_from", claimed, problem, f"Set it to {allowed}.")
+    def receipt_check(self) -> ReceiptCheck:
+        spec, name = self.spec, self.protocol.card.name
+        if not any("client" in m["to"] for m in self._sends() if m["kind"] == spec.kind):
+            problem = f"goes to no client in {name}, and clients check what they receive"
+            remedy = "Name a kind that the server sends to clients."
+            raise self.refusal("kind", spec.kind, problem, remedy)
+        self._refuse_unfit({str(spec.kind)})
+        return cast("type[ReceiptCheck]", self.cls)(self._settings())
 
+    def message_defense(self, clients: int) -> Defense:
+        sends = self._sends()
+        # Messages that one setting chooses between replace each other.
+        conditions = [m.get("when", {}).keys() for m in sends if m["kind"] == self.spec.kind]
+        readable = set()
+        for m in self._declared():
+            if m in sends or m.get("when", {}).keys() in conditions:
+                readable.add(m["kind"])
+        self._refuse_unfit(readable)
+        settings = self._settings()
+        self._refuse_unfounded(settings, clients)
+        self._refuse_public_index(settings)
+        return self.cls(settings)
 
-def _refuse_public_index(
-    where: str, params: Config, entry: DefenseSpec, protocol: type[FederatedProtocol], config: ProtocolConfig
-) -> None:
-    """Refuse a defence that calls an index public if the protocol's card does not promise it."""
-    claims_public = getattr(params, "public_index", False)
-    if claims_public and not has_public_index(protocol, config, str(entry.kind), entry.sender):
-        message = f"{entry.kind} of a {entry.sender} in {protocol.card.name} with these settings"
-        problem = f"is not what the protocol declares of {message}: private data may decide the index"
-        remedy = (
-            "Set it to false, or choose settings under which every sample that was asked about is answered."
-        )
-        raise SpecError(f"{where}.params.public_index", True, problem, remedy)
+    def gradient_rule(self, of: Trained) -> GradientRule:
+        card = self.protocol.card
+        trains: Mapping[str, str] = {**card.trains, **card.averages}
+        if of not in trains:
+            problem = f"is nothing that clients of {card.name} train by themselves"
+            remedy = "Remove it, or choose another protocol."
+            if trains:
+                remedy = f"They train: {', '.join(trains)}."
+            raise self.refusal("of", of, problem, remedy)
+        batch_size = getattr(self.config, trains[of])
+        return cast("type[GradientRule]", self.cls)(self._settings(), batch_size)
 
+    def _settings(self) -> Config:
+        return validate(self.cls.Config, self.spec.params, f"{self.where}.params")
 
-def _refuse_unfit(
-    where: str,
-    kind: str,
-    entry: DefenseSpec,
-    cls: type[Defense],
-    protocol: type[FederatedProtocol],
-    read: Collection[str],
-) -> None:
-    """Refuse a defence on a kind that it cannot treat, or whose output kind no party reads."""
-    accepts = cls.card.accepts
-    if accepts and kind not in accepts:
-        problem = f"is no kind that {entry.name} can treat"
-        raise SpecError(f"{where}.kind", kind, problem, f"It treats: {', '.join(accepts)}.")
-    output = cls.card.makes or kind
-    if output not in read:
-        problem = f"makes {output} of {kind}, which {protocol.card.name} cannot read from a {entry.sender}"
-        raise SpecError(f"{where}.name", entry.name, problem, "Choose another defence.")
+    def _declared(self) -> list[Mapping[str, Any]]:
+        return [m for m in self.protocol.card.declared_messages if m["from"] == self.spec.sender]
 
+    def _sends(self) -> list[Mapping[str, Any]]:
+        """Refuse a kind of message that the sender never sends; return the declarations of all that it sends."""
+        sender, kind = self.spec.sender, self.spec.kind
+        sends = [m for m in self._declared() if applies(m.get("when", {}), self.config)]
+        kinds = sorted({m["kind"] for m in sends if "made_of" not in m})
+        if kind not in kinds:
+            # A defence on a message that is never sent would silently protect nothing.
+            problem = f"is never sent by a {sender} in {self.protocol.card.name} with these settings"
+            raise self.refusal("kind", kind, problem, nearest(str(kind), kinds or ["nothing"]))
+        return sends
 
-def _in_training(
-    where: str,
-    entry: DefenseSpec,
-    of: Trained,
-    protocol: type[FederatedProtocol],
-    config: ProtocolConfig,
-    cls: type[GradientRule],
-) -> GradientRule:
-    trains: Mapping[str, str] = {**protocol.card.trains, **protocol.card.averages}
-    if of not in trains:
-        problem = f"is nothing that clients of {protocol.card.name} train by themselves"
-        remedy = f"They train: {', '.join(trains)}." if trains else "Remove it, or choose another protocol."
-        raise SpecError(f"{where}.of", of, problem, remedy)
-    return cls(validate(cls.Config, entry.params, f"{where}.params"), getattr(config, trains[of]))
+    def _refuse_unfit(self, readable: Collection[str]) -> None:
+        """Refuse a defence on a kind that it cannot treat, or whose output kind no party reads."""
+        spec, kind, accepts = self.spec, str(self.spec.kind), self.cls.card.accepts
+        if accepts and kind not in accepts:
+            problem = f"is no kind that {spec.name} can treat"
+            raise self.refusal("kind", kind, problem, f"It treats: {', '.join(accepts)}.")
+        output = self.cls.card.makes or kind
+        if output not in readable:
+            protocol = self.protocol.card.name
+            problem = f"makes {output} of {kind}, which {protocol} cannot read from a {spec.sender}"
+            raise self.refusal("name", spec.name, problem, "Choose another defence.")
 
+    def _refuse_unfounded(self, settings: Config, clients: int) -> None:
+        """Refuse a defence that relies on a random draw of one client if the protocol does not declare the draw."""
+        claimed, candidates = getattr(settings, "drawn_from", 1), self.config.drawn_from(clients)
+        if claimed in (1, candidates):
+            return
+        subject, allowed = "every client is", "1"
+        if candidates > 1:
+            subject, allowed = f"one of {candidates} clients is", f"{candidates} or 1"
+        problem = f"is not what these settings do: {subject} asked a step"
+        raise self.refusal("params.drawn_from", claimed, problem, f"Set it to {allowed}.")
 
-def _unfit(network: Architecture) -> str | None:
-    module = network.build(torch.Generator().manual_seed(0))
-    return unfit(module, network.input_shape, tried=not network.imported, words=network.words)
+    def _refuse_public_index(self, settings: Config) -> None:
+        """Refuse a defence that calls an index public if the protocol's card does not promise it."""
+        sender, kind = self.spec.sender, str(self.spec.kind)
+        claims_public = getattr(settings, "public_index", False)
+        if claims_public and not has_public_index(self.protocol, self.config, kind, sender):
+            message = f"{kind} of a {sender} in {self.protocol.card.name} with these settings"
+            problem = f"is not what the protocol declares of {message}: private data may decide the index"
+            remedy = "Set it to false, or choose settings under which every sample that was asked about is answered."
+            raise self.refusal("params.public_index", True, problem, remedy)
 
 
 def refuse_untrainable(
@@ -233,7 +225,8 @@ def refuse_untrainable(
     pairs = zip(client_models, networks.clients, strict=True) if networks.clients else ()
     listed = [(f"client_models.{n}", entry, network) for n, (entry, network) in enumerate(pairs)]
     for where, entry, network in listed or [("model", model, networks.shared)]:
-        problem = _unfit(network)
+        module = network.build(torch.Generator().manual_seed(0))
+        problem = unfit(module, network.input_shape, tried=not network.imported, words=network.words)
         if problem is not None:
             name = attached.training["model"].describe()["name"]
             remedy = f"Choose a network without it, or remove {attached.entries['model']}."

@@ -11,9 +11,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from fdaudit.training.jobs import Fit, Fitted, Job
 from fdaudit.training.private_step import Guard
 from fdaudit.transcript.messages import ALL, DATA, Inputs
@@ -23,12 +20,10 @@ if TYPE_CHECKING:
     from fdaudit.transcript.wire import Wire
     from fdaudit.types import Trained
 
-__all__ = ["Basis", "LocalTrainings", "basis_from_tensor", "basis_to_tensor", "joined"]
+__all__ = ["Basis", "LocalTrainings", "joined"]
 
 Basis = Inputs
 """The inputs of a model: `"data"` and the `seq` of messages and releases, or all that its party held."""
-
-_DATA = -1
 
 
 class LocalTrainings:
@@ -125,19 +120,3 @@ def joined(*parts: Basis | Sequence[int]) -> Basis:
     if ALL in parts:
         return ALL
     return tuple(dict.fromkeys(chain.from_iterable(parts)))
-
-
-def basis_to_tensor(basis: Basis) -> Tensor:
-    """Return a basis as int64 (n,), to be stored between rounds; the records are -1.
-
-    Raises:
-        ValueError: the basis is `ALL`, which has no numbers.
-    """
-    if basis == ALL:
-        raise ValueError("basis_to_tensor: the basis is 'all'. Keep it by keeping nothing.")
-    return torch.tensor([_DATA if i == DATA else int(i) for i in basis], dtype=torch.int64)
-
-
-def basis_from_tensor(kept: Tensor) -> Basis:
-    """Return the basis that `basis_to_tensor` wrote."""
-    return tuple(DATA if i == _DATA else i for i in kept.tolist())

@@ -76,7 +76,7 @@ class _Initial(Mapping[str, Parameters]):
         return len(self._parties)
 
 
-class Trainers(Mapping[str, Trainer]):
+class Trainers(dict[str, Trainer]):
     """The training core of each party that may hold a model; parties with one network share one.
 
     Args:
@@ -87,16 +87,7 @@ class Trainers(Mapping[str, Trainer]):
 
     def __init__(self, networks: Networks, execution: Execution, parties: Sequence[str]) -> None:
         cores = {_key(network): Trainer(network, execution) for network in networks.distinct}
-        self._by_party = {party: cores[_key(networks.of(party))] for party in parties}
-
-    def __getitem__(self, party: str) -> Trainer:
-        return self._by_party[party]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_party)
-
-    def __len__(self) -> int:
-        return len(self._by_party)
+        super().__init__({party: cores[_key(networks.of(party))] for party in parties})
 
     def fit(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
         """Fit each job with its party's core, all jobs of a core in one call; results are in the jobs' order.
@@ -106,8 +97,9 @@ class Trainers(Mapping[str, Trainer]):
         """
         results: dict[int, Fitted] = {}
         for trainer, numbers in self._cores(jobs):
-            results |= zip(numbers, trainer.fit([jobs[n] for n in numbers], fit), strict=True)
-        return [results[n] for n in range(len(jobs))]
+            own_jobs = [jobs[number] for number in numbers]
+            results |= zip(numbers, trainer.fit(own_jobs, fit), strict=True)
+        return [results[number] for number in range(len(jobs))]
 
     def gradients(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
         """Return the gradient of each job's first batch, as `Trainer.gradients` does, in the jobs' order.
@@ -117,8 +109,9 @@ class Trainers(Mapping[str, Trainer]):
         """
         results: dict[int, Fitted] = {}
         for trainer, numbers in self._cores(jobs):
-            results |= zip(numbers, trainer.gradients([jobs[n] for n in numbers], fit), strict=True)
-        return [results[n] for n in range(len(jobs))]
+            own_jobs = [jobs[number] for number in numbers]
+            results |= zip(numbers, trainer.gradients(own_jobs, fit), strict=True)
+        return [results[number] for number in range(len(jobs))]
 
     def predict(self, models: Mapping[str, Parameters], x: Tensor) -> dict[str, Tensor]:
         """Return logits (n, C) for samples x (n, c, h, w) of each party's model, on the CPU."""

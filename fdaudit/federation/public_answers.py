@@ -165,16 +165,19 @@ def answer(index: Tensor, logits: Tensor, share: Share, samples: int) -> dict[st
         share: what is shared: the logits, their softmax (n, C), or the predicted classes (n,).
         samples: number of all public samples.
     """
+    values = logits
     if share == "hard_labels":
         values = narrow(logits.argmax(1), logits.shape[1])
-    else:
-        values = logits.softmax(1) if share == "soft_labels" else logits
+    elif share == "soft_labels":
+        values = logits.softmax(1)
     return told(index, values, samples, whole=torch.equal(index, torch.arange(samples)))
 
 
 def told(index: Tensor, values: Tensor, samples: int, *, whole: bool) -> dict[str, Tensor]:
     """Return a message about samples (n,): without `index` if `whole` says that it is about all of them in order."""
-    return {"values": values} if whole else {"index": narrow(index, samples), "values": values}
+    if whole:
+        return {"values": values}
+    return {"index": narrow(index, samples), "values": values}
 
 
 def average(answers: Iterable[Mapping[str, Tensor]], samples: int, classes: int) -> dict[str, Tensor]:
@@ -301,13 +304,13 @@ class PublicAnswers(ClientModels):
         """Return the mean of the clients' answers as a message."""
         return self._fused(average(answers, len(self._public), self._classes), answers)
 
-    def _fused(self, found: Mapping[str, Tensor], answers: Collection[Delivery]) -> dict[str, Tensor]:
+    def _fused(self, consensus: Mapping[str, Tensor], answers: Collection[Delivery]) -> dict[str, Tensor]:
         """Return predictions that were made from the clients' answers as a message.
 
         Votes on no class leave samples out, and which these are depends on private data: votes always name samples.
         """
         whole = all("index" not in answer and answer["values"].dim() == 2 for answer in answers)
-        return told(found["index"], found["values"], len(self._public), whole=whole)
+        return told(consensus["index"], consensus["values"], len(self._public), whole=whole)
 
     def _send_labels(self, labels: Mapping[str, Tensor], answers: Mapping[str, Delivery]) -> Delivery | None:
         """Send every client labels that were made from these answers."""
@@ -320,10 +323,13 @@ class PublicAnswers(ClientModels):
         """Send each client's predictions for the requested samples; omit silent clients."""
         answers = {}
         for k in self._clients:
-            request = None if asked is None else asked.of(k)
+            request, inputs = None, basis_of(self.state, k)
+            if asked is not None:
+                request = asked.of(k)
+                inputs = joined(inputs, (request.seq,))
             index = existing(request, len(self._public))
-            tensors = answer(index, self._predict(k, self._public[index]), share, len(self._public))
-            inputs = joined(basis_of(self.state, k), () if request is None else (request.seq,))
+            logits = self._predict(k, self._public[index])
+            tensors = answer(index, logits, share, len(self._public))
             upload = self._wire.send(k, ["server"], share, tensors, inputs=inputs)
             if upload is not None:
                 answers[k] = upload
@@ -359,10 +365,7 @@ class PublicDistillation(PublicAnswers):
             received = consensus.of(k)
             x, values = self._samples(received)
             if len(x):
-                jobs.append(
-                    self._distilling.distill_job(
-                        k, own, x, values, self._seed, self.card.name, "distill", t, k
-                    )
-                )
+                path = (self.card.name, "distill", t, k)
+                jobs.append(self._distilling.distill_job(k, own, x, values, self._seed, *path))
                 inputs[k] = (received.seq,)
         self._advance(jobs, self._distilling.distillation(objective), inputs)

@@ -72,8 +72,9 @@ def roles_of(protocol: type[FederatedProtocol], config: ProtocolConfig) -> tuple
 
 def parties_of(protocol: type[FederatedProtocol], config: ProtocolConfig, clients: int) -> tuple[str, ...]:
     """Return every party that takes part with these settings, in the order of the roles; `world` comes last."""
-    others = tuple(r for r in roles_of(protocol, config) if r != "client")
-    return (*others, *(f"client/{k}" for k in range(clients)), "world")
+    parties = [r for r in roles_of(protocol, config) if r != "client"]
+    parties += [f"client/{k}" for k in range(clients)]
+    return (*parties, "world")
 
 
 def networks_of(protocol: type[FederatedProtocol], networks: Networks) -> Networks:
@@ -135,15 +136,9 @@ def with_messages(
         y = common.task.labels.stand_ins(n, network.classes, network.input_shape, draws)
         records.append((x, y))
     with scratch("rehearsal") as folder:
-        rehearse(
-            folder / "transcript",
-            protocol=protocol,
-            config=brief,
-            common=common,
-            data=records,
-            seed=0,
-        )
-        messages = read_log(folder / "transcript").messages
+        transcript = folder / "transcript"
+        rehearse(transcript, protocol=protocol, config=brief, common=common, data=records, seed=0)
+        messages = read_log(transcript).messages
     to: dict[tuple[str, str], dict[str, None]] = {}
     for m in messages:
         if m.kind not in UNDECLARED:
@@ -204,10 +199,7 @@ def rehearse(
             x, y = deviants[name].trains_on(x, y)
         records[name] = PartyData(x, y)
     if not folder.exists():
-        with (
-            written_whole(folder) as scratch,
-            Transcript(scratch, secret=secret) as transcript,
-        ):
+        with written_whole(folder) as unfinished, Transcript(unfinished, secret=secret) as transcript:
             wire = Wire(
                 transcript,
                 parties=parties,
@@ -221,9 +213,10 @@ def rehearse(
                 deviants=deviants,
                 checks=checks,
             )
-            for progress in protocol(config, setting_of(protocol, common, records, wire, seed)).rounds(0):
+            setting = setting_of(protocol, common, records, wire, seed)
+            for round in protocol(config, setting).rounds(0):
                 if models is not None:
-                    models.update(progress.models)
+                    models.update(round.models)
     return view_of(
         folder,
         adversary,

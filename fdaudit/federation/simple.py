@@ -133,17 +133,17 @@ class SimpleProtocol:
             ProtocolError: `start` did not arrive.
         """
         start = arrived(start, f"{self.card.name}: the model to start from")
-        clients, cfg = self.clients if clients is None else list(clients), self.config
-        starts = {k: start.of(k) for k in clients}
-        jobs = client_jobs(starts, self.setting.clients, cfg, self.setting.seed, self.card.name, "local", t)
+        config, setting = self.config, self.setting
+        starts = {k: start.of(k) for k in (self.clients if clients is None else clients)}
+        jobs = client_jobs(starts, setting.clients, config, setting.seed, self.card.name, "local", t)
         inputs: dict[str, Basis] = {k: (received.seq,) for k, received in starts.items()}
-        fitted, basis = self.setting.local.fit(
-            jobs, cfg.fit(task=self.setting.task), length=cfg.steps, inputs=inputs
-        )
+        fit = config.fit(task=setting.task)
+        fitted, basis = setting.local.fit(jobs, fit, length=config.steps, inputs=inputs)
         results = {}
-        for k, one in zip(clients, fitted, strict=True):
-            results[k] = Computed(one.parameters, basis[k], torch.cat(list(one.batches)))
-            self.keep(k, one.parameters, float(one.losses.mean()))
+        for k, result in zip(starts, fitted, strict=True):
+            batch = torch.cat(list(result.batches))
+            results[k] = Computed(result.parameters, basis[k], batch)
+            self.keep(k, result.parameters, float(result.losses.mean()))
         return results
 
     def keep(self, client: str, parameters: Parameters, loss: float) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from fdaudit.federation.local_training import Basis, basis_from_tensor, basis_to_tensor
-from fdaudit.transcript.messages import ALL
+from fdaudit.federation.local_training import Basis
+from fdaudit.transcript.messages import ALL, DATA
 
 __all__ = ["basis_of", "copies_of", "keep_basis", "put", "take"]
+
+_RECORDS = -1
+"""Number of the party's own records in a stored basis, whose other numbers are those of messages."""
 
 
 def put(state: dict[str, Tensor], prefix: str, tensors: Mapping[str, Tensor]) -> None:
@@ -33,10 +37,13 @@ def keep_basis(state: dict[str, Tensor], party: str, basis: Basis) -> None:
     """Store the inputs of a party's model; store nothing if the inputs are all that it holds."""
     state.pop(f"{party}/basis", None)
     if basis != ALL:
-        state[f"{party}/basis"] = basis_to_tensor(basis)
+        numbers = [_RECORDS if source == DATA else int(source) for source in basis]
+        state[f"{party}/basis"] = torch.tensor(numbers, dtype=torch.int64)
 
 
 def basis_of(state: Mapping[str, Tensor], party: str) -> Basis:
     """Return the stored inputs of a party's model; all that it holds if nothing is stored."""
-    basis = state.get(f"{party}/basis")
-    return ALL if basis is None else basis_from_tensor(basis)
+    numbers = state.get(f"{party}/basis")
+    if numbers is None:
+        return ALL
+    return tuple(DATA if number == _RECORDS else number for number in numbers.tolist())
