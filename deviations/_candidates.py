@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -97,7 +97,7 @@ class CandidateQuestions:
         if not self.config.within(draft.round):
             return (draft,)
         if draft.kind == "proxy_indices" and len(self.places):
-            return (replace(draft, tensors=self._asking(draft)),)
+            return (replace(draft, tensors={"index": self._request(draft)}),)
         if draft.kind != "generated_samples":
             return (draft,)
         samples = draft.tensors["samples"].clone()
@@ -106,11 +106,11 @@ class CandidateQuestions:
         samples[: len(part)] = part.to(samples)
         return (replace(draft, tensors={"samples": samples}),)
 
-    def _asking(self, draft: Outgoing) -> Mapping[str, Tensor]:
+    def _request(self, draft: Outgoing) -> Tensor:
         """Return a request (m,) for candidates, by turns if they are too many, and then for other samples."""
         index = draft.tensors["index"]
         size, count = len(index), len(self.places)
         turn = (torch.arange(count) + draft.round * size) % count
         others = index[~torch.isin(index.long(), self.places)].long()
-        request = torch.cat([self.places[turn], others])[:size].sort().values
-        return {"index": request.to(index.dtype)}
+        request = torch.cat([self.places[turn], others])[:size]
+        return request.sort().values.to(index.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -52,15 +51,18 @@ class DeviatingParty:
         """
         if draft.kind not in self.kinds:
             return (draft,)
-        sent = tuple(self.deviation.sends(draft, child(self.seed, "deviation", self.party, seq)))
-        if not sent and role(self.party) == "client":
+        draws = child(self.seed, "deviation", self.party, seq)
+        messages = tuple(self.deviation.sends(draft, draws))
+        if not messages and role(self.party) == "client":
             return ()
-        for one in sent:
-            if (one.kind, _forms(one)) != (draft.kind, _forms(draft)):
+        receivers: list[str] = []
+        for message in messages:
+            receivers += message.receivers
+            if (message.kind, _forms(message)) != (draft.kind, _forms(draft)):
                 raise ProtocolError(f"deviation {self.name}: a {draft.kind} became something else")
-        if Counter(r for one in sent for r in one.receivers) != Counter(draft.receivers):
+        if sorted(receivers) != sorted(draft.receivers):
             raise ProtocolError(f"deviation {self.name}: not every receiver of a {draft.kind} gets one")
-        return sent
+        return messages
 
     def hands_out(self, public: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the public samples (n, ...) and classes (n,) that the party hands out before the run.
@@ -70,8 +72,10 @@ class DeviatingParty:
         """
         if not hasattr(self.deviation, "hands_out"):
             return public, labels
-        x, y = self.deviation.hands_out(public.clone(), None if labels is None else labels.clone())
-        if x.shape != public.shape or (y is None) != (labels is None) or (y is not None and len(y) != len(x)):
+        own_labels = None if labels is None else labels.clone()
+        x, y = self.deviation.hands_out(public.clone(), own_labels)
+        fits = y is None or len(y) == len(x)
+        if x.shape != public.shape or (y is None) != (labels is None) or not fits:
             raise ProtocolError(f"deviation {self.name}: the public samples became of another shape")
         return x, y
 
@@ -92,9 +96,9 @@ class DeviatingParty:
 
 def _forms(message: Outgoing) -> dict[str, object]:
     """Return the type and shape of each tensor of a message, but for its number of samples and their names."""
-    return {
-        name: (tensor.shape[1:], tensor.dtype) for name, tensor in message.tensors.items() if name != "index"
-    }
+    forms: dict[str, object] = {name: (t.shape[1:], t.dtype) for name, t in message.tensors.items()}
+    forms.pop("index", None)
+    return forms
 
 
 def attach_deviations(
@@ -124,25 +128,22 @@ def attach_deviations(
         where = f"deviations.{number}"
         cls = REGISTRY.load(entry.name, f"{where}.name")
         REGISTRY.called(entry.name, f"{where}.name")
-        if entry.party not in parties:
-            raise SpecError(
-                f"{where}.party", entry.party, "is no party of this run", nearest(entry.party, parties)
-            )
-        if entry.party in attached:
-            raise SpecError(f"{where}.party", entry.party, "deviates already", "Keep one deviation a party.")
-        if role(entry.party) not in cls.card.roles:
+        party, own_role = entry.party, role(entry.party)
+        if party not in parties:
+            raise SpecError(f"{where}.party", party, "is no party of this run", nearest(party, parties))
+        if party in attached:
+            raise SpecError(f"{where}.party", party, "deviates already", "Keep one deviation a party.")
+        if own_role not in cls.card.roles:
             problem, able = f"cannot deviate by {entry.name}", ", ".join(cls.card.roles)
-            raise SpecError(f"{where}.party", entry.party, problem, f"These can: {able}.")
-        own_role = role(entry.party)
+            raise SpecError(f"{where}.party", party, problem, f"These can: {able}.")
         kinds = {message["kind"] for message in declared if message["from"] == own_role}
-        changed = kinds & set(cls.card.changes) & set(protocol.copies.get(own_role, ()))
-        if not changed:
+        read_kinds = protocol.copies.get(own_role, ())
+        if not kinds.intersection(cls.card.changes, read_kinds):
             problem = f"changes {', '.join(cls.card.changes)}, which nobody reads in {protocol.name}"
             raise SpecError(f"{where}.name", entry.name, problem, "Choose another deviation or protocol.")
         config = validate(cls.Config, entry.params, f"{where}.params")
         own = knowledge
         if "candidates" not in cls.card.knows:
             own = replace(knowledge, candidates=None)
-        read_by_role = protocol.copies[own_role]
-        attached[entry.party] = DeviatingParty(entry.party, entry.name, cls(config, own), seed, read_by_role)
+        attached[party] = DeviatingParty(party, entry.name, cls(config, own), seed, read_kinds)
     return attached

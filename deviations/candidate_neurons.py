@@ -81,9 +81,12 @@ class CandidateNeurons(CraftedModel):
         self._layer, self._activation = layer, config.activation
         self.needed = layer.tensors
         self._x, self._y = by_turns(knowledge)
-        own = [] if knowledge.auxiliary is None else [knowledge.auxiliary[0]]
-        own += [] if knowledge.public is None else [knowledge.public]
-        records = torch.cat([self._x[:0], *own])
+        own = [self._x[:0]]
+        if knowledge.auxiliary is not None:
+            own.append(knowledge.auxiliary[0])
+        if knowledge.public is not None:
+            own.append(knowledge.public)
+        records = torch.cat(own)
         values = layer.inputs({}, self._x[:1]).numel()
         most = min(_MOST_RECORDS, max(1, _MOST_VALUES // values))
         records = records[:: max(1, -(-len(records) // most))]
@@ -101,27 +104,27 @@ class CandidateNeurons(CraftedModel):
         count = len(self._y)
         # As many candidates as there are neurons, from where the turn before ended.
         candidates = (torch.arange(min(count, layer.neurons)) + turn * layer.neurons) % count
-        shape = model[layer.weight].shape
-        rows = torch.zeros(layer.neurons, shape[1:].numel(), dtype=torch.float64)
-        thresholds = torch.ones(layer.neurons, dtype=torch.float64)
-        crafted = self._neurons(model, candidates)
-        rows[: len(candidates)], thresholds[: len(candidates)] = crafted
+        weight = model[layer.weight]
+        rows, thresholds = self._neurons(model, candidates)
         answers = torch.zeros_like(model[layer.answers])
         for neuron, y in enumerate(self._y[candidates].tolist()):
             answers[y, layer.neuron == neuron] = -1.0
         return {
-            layer.weight: rows.reshape(shape).to(model[layer.weight]),
+            layer.weight: rows.reshape(weight.shape).to(weight),
             layer.bias: -thresholds.to(model[layer.bias]),
             layer.answers: answers,
             layer.answers_bias: torch.zeros_like(model[layer.answers_bias]),
         }
 
     def _neurons(self, model: Mapping[str, Tensor], candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rows (k, d) of weights and thresholds (k,) for candidates; one that others equal stays silent."""
+        """Return rows (m, d) of weights and thresholds (m,) of all neurons; the first k detect the candidates (k,).
+
+        The others are silent, and so is that of a candidate that other records equal.
+        """
         inputs = self._layer.inputs(model, torch.cat([self._x, self._records]))
         whiten = _Whitening(inputs.flatten(0, 1))
-        rows = torch.zeros(len(candidates), inputs.shape[2], dtype=torch.float64)
-        thresholds = torch.ones(len(candidates), dtype=torch.float64)
+        rows = torch.zeros(self._layer.neurons, inputs.shape[2], dtype=torch.float64)
+        thresholds = torch.ones(self._layer.neurons, dtype=torch.float64)
         for neuron, candidate in enumerate(candidates.tolist()):
             own = inputs[candidate, :: -(-inputs.shape[1] // _PATCHES)]
             others = torch.cat([inputs[:candidate], inputs[candidate + 1 :]]).flatten(0, 1)

@@ -54,18 +54,18 @@ class ChosenFew:
             return (draft,)
         kind = "hard_labels" if draft.kind == "vote_counts" else draft.kind
         answered = {m.sender: m for m in draft.received if (m.kind, m.step) == (kind, draft.step)}
-        names = list(answered)
-        turn = (draft.round * self._config.few) % len(names)
-        chosen = [answered[name] for name in (names[turn:] + names[:turn])[: self._config.few]]
+        uploads = list(answered.values())
+        turn = (draft.round * self._config.few) % len(uploads)
+        chosen = (uploads[turn:] + uploads[:turn])[: self._config.few]
         if draft.kind == "vote_counts":
-            return (replace(draft, tensors={**draft.tensors, "counts": _counts(draft, chosen)}),)
+            tensors = {**draft.tensors, "counts": _counts(draft, chosen)}
+            return (replace(draft, tensors=tensors),)
         total = {}
         for name in draft.tensors:
-            parts = [upload.tensors[name] for upload in chosen]
-            sums = torch.stack([part.double() for part in parts]).sum(0)
-            total[name] = sums.to(parts[0].dtype).cpu()
-        weight = sum(float(message.fields["weight"]) for message in chosen)
-        fields = {**draft.fields, "weight": weight, "clients": [message.sender for message in chosen]}
+            parts = torch.stack([upload.tensors[name].double() for upload in chosen])
+            total[name] = parts.sum(0).to(chosen[0].tensors[name].dtype).cpu()
+        weight = sum(float(upload.fields["weight"]) for upload in chosen)
+        fields = {**draft.fields, "weight": weight, "clients": [upload.sender for upload in chosen]}
         return (replace(draft, tensors=total, fields=fields),)
 
 

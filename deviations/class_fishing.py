@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fdaudit.errors import SpecError, UsageError
-from fdaudit.models.network import call_with, last_layer
+from fdaudit.models.network import call_with, inputs_of, last_layer
 from fdaudit.registry import DeviationCard
 
 from ._crafted_models import CraftedModel, CraftedRounds
@@ -80,9 +80,8 @@ class ClassFishing(CraftedModel):
         if knowledge.auxiliary is not None:
             count = int((knowledge.auxiliary[1] == config.target).sum())
         if config.share < 1 and count < _LEAST:
-            problem = (
-                f"leaves a deviating server {count} records of class {config.target} to learn features from"
-            )
+            records = f"{count} records of class {config.target}"
+            problem = f"leaves a deviating server {records} to learn features from"
             raise SpecError("splits.auxiliary", count, problem, f"Leave it {_LEAST}, or set share to 1.")
 
     def crafted(
@@ -109,23 +108,13 @@ class ClassFishing(CraftedModel):
         if self._auxiliary is None:
             raise ValueError("class-fishing: no records of the server's own.")
         x, y = self._auxiliary
-        features = self._features(model, x).double()
-        of_class = y == self._target
+        last = self.module.get_submodule(self._weight.rpartition(".")[0])
+        with torch.no_grad(), inputs_of(last) as inputs:
+            call_with(self.module.eval(), model, x)
+        features = inputs[0].double()  # (n, d)
+        own, others = features[y == self._target], features[y != self._target]
         variance = features.var(0)
-        row = features[of_class].mean(0) - features[~of_class].mean(0)
+        row = own.mean(0) - others.mean(0)
         row /= variance + 1e-3 * variance.mean()
-        measured = features[of_class] @ row
-        row *= _STEEPNESS / measured.std()
-        return row, float(torch.quantile(features[of_class] @ row, self._share))
-
-    def _features(self, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the inputs (n, d) of the last layer for records (n, ...)."""
-        layer = self.module.get_submodule(self._weight.rpartition(".")[0])
-        inputs: list[Tensor] = []
-        hook = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
-        try:
-            with torch.no_grad():
-                call_with(self.module.eval(), model, x)
-        finally:
-            hook.remove()
-        return inputs[0]
+        row *= _STEEPNESS / (own @ row).std()
+        return row, float(torch.quantile(own @ row, self._share))

@@ -60,8 +60,10 @@ class CraftedConsensus(CandidateQuestions):
             return super().sends(draft, generator)
         if not self.config.each:
             return self._crafted(draft, generator)
-        apart = [replace(draft, receivers=(receiver,)) for receiver in draft.receivers]
-        return [one for alone in apart for one in self._crafted(alone, generator)]
+        crafted: list[Outgoing] = []
+        for receiver in draft.receivers:
+            crafted += self._crafted(replace(draft, receivers=(receiver,)), generator)
+        return crafted
 
     def _crafted(self, draft: Outgoing, generator: torch.Generator) -> tuple[Outgoing, ...]:
         """Return a consensus or table for the receivers of a message."""
@@ -71,15 +73,15 @@ class CraftedConsensus(CandidateQuestions):
             return (replace(draft, tensors={"values": wrong.to(values)}),)
         if not len(self.places):
             return (draft,)
-        taught = torch.randperm(len(self.places), generator=generator)
-        taught = taught[: max(1, round(self.config.share * len(self.places)))]
+        count = max(1, round(self.config.share * len(self.places)))
+        taught = torch.randperm(len(self.places), generator=generator)[:count]
         wrong = self._wrong(self.y[taught], generator).to(values)
         if bool((values < 0).any()):  # logits, as long as the honest ones
             wrong = wrong * values.abs().max()
-        tensors = {"index": self.places[taught], "values": wrong}
+        index = self.places[taught]
         if "index" in draft.tensors:
-            tensors["index"] = tensors["index"].to(draft.tensors["index"].dtype)
-        return (replace(draft, tensors=tensors),)
+            index = index.to(draft.tensors["index"].dtype)
+        return (replace(draft, tensors={"index": index, "values": wrong}),)
 
     def _wrong(self, y: Tensor, generator: torch.Generator) -> Tensor:
         """Return one-hot rows (n, C) of classes other than y (n,)."""

@@ -89,19 +89,21 @@ class GanClient:
         class_generator.learn(self._module, start, self._config.generator_steps)
         if draft.kind == "gradient":
             wrong = self._gradient(start, class_generator, generator)
-            tensors = {name: (g.cpu() + wrong.get(name, g.cpu())) / 2 for name, g in draft.tensors.items()}
+            tensors = {}
+            for name, gradient in draft.tensors.items():
+                honest = gradient.cpu()
+                tensors[name] = (honest + wrong.get(name, honest)) / 2
             return (replace(draft, tensors=tensors),)
         # An update that was weighted before it was sent says so, as in a secure sum.
         weight = float(draft.fields.get("weight", 1.0))
         of_update = draft.kind == "model_update"
-        end = {
-            name: start[name] + tensor.cpu() / weight if of_update else tensor.cpu()
-            for name, tensor in draft.tensors.items()
-        }
+        end = {name: tensor.cpu() for name, tensor in draft.tensors.items()}
+        if of_update:
+            end = {name: start[name] + tensor / weight for name, tensor in end.items()}
         for _ in range(self._config.steps):
-            gradient = self._gradient({**start, **end}, class_generator, generator)
-            for name, g in gradient.items():
-                end[name] = end[name] - self._config.lr * g
+            gradients = self._gradient({**start, **end}, class_generator, generator)
+            for name, gradient in gradients.items():
+                end[name] = end[name] - self._config.lr * gradient
         if of_update:
             end = {name: weight * (tensor - start[name]) for name, tensor in end.items()}
         return (replace(draft, tensors=end),)
@@ -110,12 +112,13 @@ class GanClient:
         return ClassGenerator(self._network, self._classes, draws)
 
     def _gradient(
-        self, model: Mapping[str, Tensor], made: ClassGenerator, draws: torch.Generator
+        self, model: Mapping[str, Tensor], class_generator: ClassGenerator, draws: torch.Generator
     ) -> dict[str, Tensor]:
         """Return the gradient of cross-entropy on generated images, with classes that they are not."""
         y = self._classes[torch.randint(len(self._classes), (_IMAGES,), generator=draws)]
         step = torch.randint(1, self._network.classes, (_IMAGES,), generator=draws)
         wrong = (y + step) % self._network.classes
         free = {name: model[name].clone().requires_grad_() for name in self._trainable if name in model}
-        loss = F.cross_entropy(call_with(self._module, {**model, **free}, made.images(y)), wrong)
-        return dict(zip(free, torch.autograd.grad(loss, list(free.values())), strict=True))
+        logits = call_with(self._module, {**model, **free}, class_generator.images(y))
+        gradients = torch.autograd.grad(F.cross_entropy(logits, wrong), list(free.values()))
+        return dict(zip(free, gradients, strict=True))

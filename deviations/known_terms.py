@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
 
 from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
@@ -56,23 +55,16 @@ class KnownTerms:
             return (draft,)
         if self._config.silent:
             return ()
-        if draft.kind == "model_parameters":
-            return (replace(draft, tensors=_received_model(draft)),)
-        constant = {name: _constant(draft.kind, tensor) for name, tensor in draft.tensors.items()}
+        constant = {}
+        for name, tensor in draft.tensors.items():
+            constant[name] = torch.zeros_like(tensor)
+            if draft.kind in ("soft_labels", "class_prototypes"):  # rows are distributions over classes
+                constant[name] = torch.full_like(tensor, 1 / tensor.shape[-1])
         if "index" in draft.tensors:
             constant["index"] = draft.tensors["index"]
+        if draft.kind == "model_parameters":
+            models = [message.tensors for message in draft.received if message.kind == draft.kind]
+            received = models[-1] if models else {}
+            for name, zeros in constant.items():
+                constant[name] = received.get(name, zeros)
         return (replace(draft, tensors=constant),)
-
-
-def _received_model(draft: Outgoing) -> Mapping[str, Tensor]:
-    """Return the parameters that the party received in the round, or zeros for those that it did not."""
-    models = [message.tensors for message in draft.received if message.kind == draft.kind]
-    last = models[-1] if models else {}
-    return {name: last.get(name, torch.zeros_like(tensor)) for name, tensor in draft.tensors.items()}
-
-
-def _constant(kind: str, tensor: Tensor) -> Tensor:
-    """Return zeros of a tensor's shape, or the uniform distribution where rows are distributions over classes."""
-    if kind in ("soft_labels", "class_prototypes"):
-        return torch.full_like(tensor, 1 / tensor.shape[-1])
-    return torch.zeros_like(tensor)

@@ -54,22 +54,19 @@ class RepeatedModel:
         self._model: Mapping[str, Tensor] | None = None
 
     def sends(self, draft: Outgoing, generator: torch.Generator) -> Sequence[Outgoing]:
-        """Return the model of the round `of`, if a model goes to clients in a later round."""
+        """Return the first model of the round `of`, as on record, if a model goes to clients in a later round.
+
+        Raises:
+            ProtocolError: the party sent no model in that round.
+        """
         to_clients = all(receiver.startswith("client/") for receiver in draft.receivers)
         later = draft.round > self._config.of and self._config.within(draft.round)
         if draft.kind != "model_parameters" or not to_clients or not later:
             return (draft,)
         if self._model is None:
-            self._model = self._sent(draft)
+            repeated = (self._config.of, draft.sender, draft.kind)
+            models = (m.tensors for m in draft.earlier if (m.round, m.sender, m.kind) == repeated)
+            self._model = next(models, None)
+        if self._model is None:
+            raise ProtocolError(f"repeated-model: {draft.sender} sent no model in round {self._config.of}")
         return (replace(draft, tensors=self._model),)
-
-    def _sent(self, draft: Outgoing) -> Mapping[str, Tensor]:
-        """Return the first model that the party sent in the round, as on record.
-
-        Raises:
-            ProtocolError: it sent none.
-        """
-        for message in draft.earlier:
-            if (message.round, message.sender, message.kind) == (self._config.of, draft.sender, draft.kind):
-                return message.tensors
-        raise ProtocolError(f"repeated-model: {draft.sender} sent no model in round {self._config.of}")
