@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.errors import SpecError
+from fdaudit.tasks import Task
 from fdaudit.transcript.wire import Outgoing
 
 from ._rounds import SomeRounds
-
-if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
-    from fdaudit.tasks import Task
 
 __all__ = ["CandidateQuestions", "by_turns"]
 

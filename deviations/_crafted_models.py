@@ -5,18 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.config import Config
 from fdaudit.errors import ProtocolError, SpecError
 from fdaudit.transcript.wire import Outgoing
-
-if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["CraftedModel", "CraftedRounds"]
 

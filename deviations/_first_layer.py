@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import nn
 
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.errors import SpecError
 from fdaudit.models.normalization import first_linear, normalization_of
 
 from ._crafted_models import CraftedModel, CraftedRounds
-
-if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["CraftedFirstLayer"]
 

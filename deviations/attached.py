@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import Tensor
+
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.config import validate
 from fdaudit.errors import ProtocolError, SpecError, nearest
 from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child
+from fdaudit.spec.schema import DeviationEntry
 from fdaudit.transcript.messages import role
 from fdaudit.transcript.wire import Deviation, Outgoing
 
 from . import REGISTRY
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fdaudit.adversary.knowledge import Knowledge
-    from fdaudit.spec.schema import DeviationEntry
 
 __all__ = ["DeviatingParty", "attach_deviations"]
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fdaudit.adversary.hidden_layer import hidden_layer
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.config import Config
 from fdaudit.errors import SpecError
 from fdaudit.registry import DeviationCard
 
 from ._candidates import by_turns
 from ._crafted_models import CraftedModel, CraftedRounds
-
-if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["CandidateNeurons", "CandidateNeuronsConfig"]
 

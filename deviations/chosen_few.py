@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
 
 from ._rounds import SomeRounds
-
-if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["ChosenFew", "ChosenFewConfig"]
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.errors import SpecError, UsageError
 from fdaudit.models.network import call_with, inputs_of, last_layer
 from fdaudit.registry import DeviationCard
 
 from ._crafted_models import CraftedModel, CraftedRounds
-
-if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["ClassFishing", "ClassFishingConfig"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -12,15 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit.adversary.class_generator import ClassGenerator
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.errors import SpecError
 from fdaudit.models.network import call_with, trainable_parameters
 from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
 
 from ._rounds import SomeRounds
-
-if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["GanClient", "GanClientConfig"]
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
 
 from ._rounds import SomeRounds
 from ._uploads import UPLOADS
-
-if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["KnownTerms", "KnownTermsConfig"]
 

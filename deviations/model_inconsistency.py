@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
 
 from ._crafted_models import CraftedRounds
 from .imprint import Imprint, ImprintConfig
-
-if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["ModelInconsistency", "ModelInconsistencyConfig"]
 

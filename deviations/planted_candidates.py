@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -10,13 +10,11 @@ from torch import Tensor
 
 from fdaudit.errors import SpecError
 from fdaudit.registry import DeviationCard
+from fdaudit.tasks import Task
 
 from ._candidates import CandidateQuestions
 from ._probes import probes_of
 from ._rounds import SomeRounds
-
-if TYPE_CHECKING:
-    from fdaudit.tasks import Task
 
 __all__ = ["PlantedCandidates", "PlantedCandidatesConfig"]
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.config import Config
 from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
 
 from ._candidates import by_turns
 from ._uploads import UPLOADS
-
-if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["Poisoning", "PoisoningConfig"]
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.errors import ProtocolError
 from fdaudit.registry import DeviationCard
 from fdaudit.transcript.wire import Outgoing
 
 from ._rounds import SomeRounds
-
-if TYPE_CHECKING:
-    import torch
-
-    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["RepeatedModel", "RepeatedModelConfig"]
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.registry import DeviationCard
 
 from ._crafted_models import CraftedRounds
 from ._first_layer import CraftedFirstLayer
-
-if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
 
 __all__ = ["TrapWeights", "TrapWeightsConfig"]
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from fdaudit.data.datasets import Dataset, load_dataset
 from fdaudit.data.splits import Splits
 from fdaudit.errors import DataError, SpecError
 from fdaudit.limits import DATA_BYTES
-from fdaudit.rng import child
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fdaudit.rng import SecretStream
-    from fdaudit.spec.schema import DatasetSpec, Spec
+from fdaudit.rng import SecretStream, child
+from fdaudit.spec.schema import DatasetSpec, Spec
 
 __all__ = ["public_samples", "shifted_copies"]
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from fdaudit.federation.protocol import Round
 from fdaudit.storage.files import encode
 from fdaudit.storage.vault import Vault
 from fdaudit.transcript.transcript import Transcript
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["Checkpoints"]
 

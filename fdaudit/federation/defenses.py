@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from fdaudit import defenses
-from fdaudit.config import validate
+from fdaudit.config import Config, validate
 from fdaudit.errors import SpecError, nearest
+from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies, has_public_index
+from fdaudit.spec.schema import DefenseEntry, ModelSpec
 from fdaudit.training.private_step import unfit
+from fdaudit.transcript.wire import Defense, ReceiptCheck
 from fdaudit.types import DefenseSpec, GradientRule, Trained
-
-if TYPE_CHECKING:
-    from fdaudit.config import Config
-    from fdaudit.federation.networks import Networks
-    from fdaudit.spec.schema import DefenseEntry, ModelSpec
-    from fdaudit.transcript.wire import Defense, ReceiptCheck
 
 __all__ = ["Attached", "attach", "refuse_untrainable"]
 

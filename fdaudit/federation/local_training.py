@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
+from fdaudit.federation.networks import Trainers
 from fdaudit.training.jobs import Fit, Fitted, Job
 from fdaudit.training.private_step import Guard
 from fdaudit.transcript.messages import ALL, DATA, Inputs
-
-if TYPE_CHECKING:
-    from fdaudit.federation.networks import Trainers
-    from fdaudit.transcript.wire import Wire
-    from fdaudit.types import Trained
+from fdaudit.transcript.wire import Wire
+from fdaudit.types import Trained
 
 __all__ = ["Basis", "LocalTrainings", "joined"]
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from fdaudit.models import Architecture
 from fdaudit.rng import child, child_seed
 from fdaudit.storage.digests import canonical
+from fdaudit.training.execution import Execution
 from fdaudit.training.trainer import Fit, Fitted, Job, Parameters, Trainer, parameters_of
 from fdaudit.transcript.messages import role
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fdaudit.training.execution import Execution
 
 __all__ = ["Networks", "Trainers"]
 

@@ -6,20 +6,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from torch import Tensor
+
 from fdaudit.config import Config
 from fdaudit.errors import ProtocolError
 from fdaudit.federation.local_training import LocalTrainings
 from fdaudit.federation.networks import Networks, Trainers
 from fdaudit.registry import ProtocolCard
 from fdaudit.tasks import SINGLE_LABEL, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fdaudit.training.execution import Execution
-    from fdaudit.training.trainer import Parameters
-    from fdaudit.transcript.wire import Delivery, Wire
-    from fdaudit.types import DefenseSpec, Trained
+from fdaudit.training.execution import Execution
+from fdaudit.training.trainer import Parameters
+from fdaudit.transcript.wire import Delivery, Wire
+from fdaudit.types import DefenseSpec, Trained
 
 __all__ = [
     "CURIOUS",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
+from torch import Tensor
 
 from fdaudit.adversary.view import View, view_of
 from fdaudit.errors import ProtocolError
@@ -17,16 +18,12 @@ from fdaudit.kinds import UNDECLARED
 from fdaudit.rng import SecretStream, child, child_seed
 from fdaudit.storage.files import written_whole
 from fdaudit.storage.scratch import scratch
+from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.messages import role
 from fdaudit.transcript.transcript import Transcript
 from fdaudit.transcript.wire import Defense, Delivery, Deviant, ReceiptCheck, Wire
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fdaudit.training.trainer import Parameters
-    from fdaudit.types import GradientRule, Trained
+from fdaudit.types import GradientRule, Trained
 
 __all__ = [
     "NoWire",
