@@ -44,8 +44,15 @@ class SameBroadcast(Configured[CheckConfig]):
     Config: ClassVar[type[CheckConfig]] = CheckConfig
 
     def refuses(self, copies: Mapping[str, Mapping[str, Tensor]]) -> Collection[str]:
-        """Return every receiver if two copies differ, else none."""
-        return list(copies) if len({_digest(tensors) for tensors in copies.values()}) > 1 else ()
+        """Return every receiver if two copies differ in a tensor, or in its name or type, else none."""
+        digests = set()
+        for tensors in copies.values():
+            digest = hashlib.sha256()
+            for name, tensor in sorted(tensors.items()):
+                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            digests.add(digest.digest())
+        return list(copies) if len(digests) > 1 else ()
 
 
 class FreshSamples(Configured[FreshSamplesConfig]):
@@ -103,12 +110,3 @@ class OwnPublicSet(Configured[CheckConfig]):
     def refuses(self, copies: Mapping[str, Mapping[str, Tensor]]) -> Collection[str]:
         """Return no receiver: a request names samples that everybody holds."""
         return ()
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return the SHA-256 of a message's tensors, with their names and types."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.digest()

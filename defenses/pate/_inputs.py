@@ -111,12 +111,11 @@ def log_mean(log_p: Floats, log_q: Floats, x: Floats, y: Floats) -> Floats:
     """
     logs: Floats = np.logaddexp(log_p + x, log_q + y)
     near = np.abs(logs) < 0.5
-    parts = ((np.broadcast_to(w, z.shape)[near], z[near]) for w, z in ((log_p, x), (log_q, y)))
-    logs[near] = np.log1p(sum(_excess(w, z) for w, z in parts))
+    excess = np.zeros(int(near.sum()))
+    for log_w, z in ((log_p, x), (log_q, y)):
+        log_w, z = np.broadcast_to(log_w, z.shape)[near], z[near]
+        # w (e^z - 1): here w e^z does not overflow, but e^z may.
+        large = np.exp(log_w + np.maximum(z, 1.0)) - np.exp(log_w)
+        excess += np.where(z > 1, large, np.exp(log_w) * np.expm1(np.minimum(z, 1.0)))
+    logs[near] = np.log1p(excess)
     return logs
-
-
-def _excess(log_w: Floats, z: Floats) -> Floats:
-    """Return w (e^z - 1) if w e^z does not overflow but e^z may."""
-    large: Floats = np.exp(log_w + np.maximum(z, 1.0)) - np.exp(log_w)
-    return np.where(z > 1, large, np.exp(log_w) * np.expm1(np.minimum(z, 1.0)))

@@ -95,11 +95,22 @@ class _Aggregator(Configured[Asked]):
             ProtocolError: the message is not of `vote_counts`, or its counts are not whole numbers >= 0.
         """
         index, counts = self._votes(kind, tensors)
+        queries, classes = counts.shape
         answered, values = self._answers(counts, noise)
-        labels = {"values": narrow(values[answered], counts.shape[1]).to(tensors["counts"].device)}
-        if index is not None or self.leaves_out:
-            labels["index"] = narrow(answered, len(counts)) if index is None else index[answered]
-        return Released(kind=self.card.makes or kind, tensors=labels, event=self._event(len(counts)))
+        labels = {"values": narrow(values[answered], classes).to(tensors["counts"].device)}
+        if index is not None:
+            labels["index"] = index[answered]
+        elif self.leaves_out:
+            labels["index"] = narrow(answered, queries)
+        event: Event
+        if not queries:
+            event = NoGuarantee(reason="a message without samples has nothing to add noise to")
+        elif not self.config.public_index:
+            reason = "which samples are asked about is not declared public: index goes out without noise"
+            event = NoGuarantee(reason=reason)
+        else:
+            event = self._guarantee(queries)
+        return Released(kind=self.card.makes or kind, tensors=labels, event=event)
 
     @abstractmethod
     def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
@@ -109,36 +120,22 @@ class _Aggregator(Configured[Asked]):
     def _guarantee(self, queries: int) -> Event:
         """Return the guarantee of the noise on so many samples."""
 
-    def _event(self, queries: int) -> Event:
-        if not queries:
-            return NoGuarantee(reason="a message without samples has nothing to add noise to")
-        if not self.config.public_index:
-            return NoGuarantee(
-                reason="which samples are asked about is not declared public: index goes out without noise"
-            )
-        return self._guarantee(queries)
-
     def _votes(self, kind: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor]:
         """Return `index` (n,) if there is one, and `counts` (n, C) in double precision on the CPU."""
         if kind != "vote_counts" or tensors.keys() - {"index"} != {"counts"}:
+            accepted = "takes vote_counts of counts, or of counts and index"
             contents = f"{kind} of {', '.join(sorted(tensors)) or 'nothing'}"
-            raise ProtocolError(
-                f"{self.card.name}: takes vote_counts of counts, or of counts and index; this is {contents}."
-            )
+            raise ProtocolError(f"{self.card.name}: {accepted}; this is {contents}.")
         index, counts = tensors.get("index"), tensors["counts"].double().cpu()
         if counts.ndim != 2 or counts.shape[1] < 1 or (index is not None and index.shape != counts.shape[:1]):
             numbering = "no index" if index is None else f"index {tuple(index.shape)}"
-            shapes = f"{numbering}, counts {tuple(counts.shape)}"
-            raise ProtocolError(
-                f"{self.card.name}: {shapes} do not belong together. Send (n,) and (n, classes)."
-            )
+            problem = f"{numbering}, counts {tuple(counts.shape)} do not belong together"
+            raise ProtocolError(f"{self.card.name}: {problem}. Send (n,) and (n, classes).")
         # Soft votes or weights would move by less or more than one vote does.
         wrong = ~((counts >= 0) & (counts == counts.floor()) & torch.isfinite(counts))
         if wrong.any():
-            value = float(counts[wrong][0])
-            raise ProtocolError(
-                f"{self.card.name}: {value} is no number of votes. Count one whole vote a client."
-            )
+            problem = f"{float(counts[wrong][0])} is no number of votes"
+            raise ProtocolError(f"{self.card.name}: {problem}. Count one whole vote a client.")
         return index, counts
 
 

@@ -75,7 +75,11 @@ def threshold_rdp(votes: ArrayLike, threshold: float, sigma_threshold: float, or
     rdp = np.empty((len(checked), len(orders)))
     each = np.empty((len(largest), len(orders)))
     for rows in blocks(len(largest), len(orders)):
-        each[rows] = _bit_rdp(largest[rows], threshold, sigma, orders)
+        own = _log_bit(largest[rows], threshold, sigma)
+        more = _log_bit(largest[rows] + 1, threshold, sigma)
+        fewer = _log_bit(np.maximum(largest[rows] - 1, 0), threshold, sigma)
+        worse = np.maximum(_bernoulli(own, more, orders), _bernoulli(own, fewer, orders))
+        each[rows] = np.clip(worse, 0.0, orders / (2 * sigma**2))
     for rows in blocks(len(checked), len(orders)):
         rdp[rows] = each[which[rows]]
     return rdp
@@ -155,17 +159,6 @@ def confident_gnmax_capped_rdp(
     return total
 
 
-def _bit_rdp(largest: Floats, threshold: float, sigma: float, orders: Floats) -> Floats:
-    """Return `threshold_rdp` for largest counts (n,): the worse of the two neighbours, (n, orders)."""
-    here = _log_bit(largest, threshold, sigma)
-    divergences = [
-        _bernoulli(here, _log_bit(near, threshold, sigma), orders)
-        for near in (largest + 1, np.maximum(largest - 1, 0))
-    ]
-    capped: Floats = np.clip(np.maximum(*divergences), 0.0, orders / (2 * sigma**2))
-    return capped
-
-
 def _log_bit(largest: Floats, threshold: float, sigma: float) -> tuple[Floats, Floats]:
     """Return logarithms (n, 1) of the probabilities to reach the threshold and to miss it."""
     distance = (largest[:, None] - threshold) / sigma
@@ -177,9 +170,10 @@ def _bernoulli(p: tuple[Floats, Floats], q: tuple[Floats, Floats], orders: Float
 
     If both bits have nearly the same law, the sum cancels. The possible error of the terms is added.
     """
-    less, rounding = orders - 1, 0.0
-    x, y = (less * (a - b) for a, b in zip(p, q, strict=True))
-    for a, b, z in zip(p, q, (x, y), strict=True):
+    less, rounding, exponents = orders - 1, 0.0, []
+    for a, b in zip(p, q, strict=True):
+        z = less * (a - b)
+        exponents.append(z)
         term = np.exp(np.minimum(a + z, 1.0))
         rounding = rounding + term * less * -(a + b) + (term + np.exp(a)) * np.minimum(np.abs(z), 1.0)
-    return (log_mean(*p, x, y) + _ULPS * rounding) / less
+    return (log_mean(*p, *exponents) + _ULPS * rounding) / less

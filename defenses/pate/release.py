@@ -170,8 +170,11 @@ def gnmax_smooth_sensitivity(
     leads = -ndtri_exp(log_each) * math.sqrt(2) * sigma
     cells = np.clip(np.floor(leads / width), 0, len(table) - 1).astype(np.int64)
     histogram = np.bincount(cells, minlength=len(table)).astype(np.float64)
-    local = _local(table, reach)
-    most, smooth = float(local.max()) * len(checked), _LEAST * len(checked) * order / sigma**2
+    number, last = np.arange(len(table)), len(table) - 1
+    below, above = table[np.maximum(number - reach, 0)], table[np.minimum(number + reach, last)]
+    local = np.maximum(below - table, table - above)  # how far each figure may move, to a cell within reach
+    most = float(local.max()) * len(checked)
+    smooth = _LEAST * len(checked) * order / sigma**2
     for distance in range(len(table) // reach + 2):
         discount = math.exp(-beta * distance)
         if discount * most <= smooth:  # further away nothing can be larger
@@ -232,9 +235,8 @@ def _table(sigma: float, classes: int, order: float, width: float) -> Floats:
     cells, floor = 1024, _SMALLEST * order / sigma**2
     while True:
         leads = np.arange(cells) * width
-        log_q = np.minimum(
-            math.log(classes - 1) + log_ndtr(-leads / (math.sqrt(2) * sigma)), math.log1p(-1 / classes)
-        )
+        log_tails = math.log(classes - 1) + log_ndtr(-leads / (math.sqrt(2) * sigma))
+        log_q = np.minimum(log_tails, math.log1p(-1 / classes))
         figures = rdp_from_log_q(log_q, sigma, np.array([order]))[:, 0]
         if figures[-1] <= floor:
             break
@@ -245,11 +247,3 @@ def _table(sigma: float, classes: int, order: float, width: float) -> Floats:
     # The largest figure from here on: it does not rise with the lead, even where Theorem 6's bound does.
     table: Floats = np.maximum.accumulate(figures[::-1])[::-1]
     return table[: int(np.argmax(table <= floor)) + 1]
-
-
-def _local(table: Floats, reach: int) -> Floats:
-    """Return how far the figure of each cell may move, to a cell within reach."""
-    number = np.arange(len(table))
-    below, above = table[np.maximum(number - reach, 0)], table[np.minimum(number + reach, len(table) - 1)]
-    moved: Floats = np.maximum(below - table, table - above)
-    return moved
