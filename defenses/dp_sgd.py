@@ -65,19 +65,15 @@ class DPSGD:
 
     def __init__(self, config: DPSGDConfig, batch_size: int) -> None:
         self.config: DPSGDConfig = config
-        self._expected = config.expected_batch or batch_size
-
-    @property
-    def expected_batch(self) -> int:
-        """Return the divisor of the noisy sum."""
-        return self._expected
+        self.expected_batch = config.expected_batch or batch_size
+        """The divisor of the noisy sum."""
 
     def describe(self) -> Mapping[str, Any]:
         """Return name and parameters."""
         return {
             "name": self.card.name,
             **self.config.model_dump(),
-            "expected_batch": self._expected,
+            "expected_batch": self.expected_batch,
             "sampling": f"Poisson at rate {self.config.sample_rate:g}, secret coins",
         }
 
@@ -86,9 +82,11 @@ class DPSGD:
 
         The quotient uses the rate as written: 3 epochs at q = 0.1 are 30 steps, not 31.
         """
-        if (steps := length.get("steps")) is not None:
+        steps = length.get("steps")
+        if steps is not None:
             return steps
-        return math.ceil(Fraction(length.get("epochs") or 0) / Fraction(repr(self.config.sample_rate)))
+        rate = Fraction(repr(self.config.sample_rate))
+        return math.ceil(Fraction(length.get("epochs") or 0) / rate)
 
     def draw(self, records: int, noise: SecretStream) -> Tensor:
         """Return the numbers (b,) of the records drawn by coins of probability q, in ascending order."""
@@ -110,7 +108,7 @@ class DPSGD:
         averages = {}
         for name in sorted(total):
             draws = torch.as_tensor(noise.normal(*total[name].shape)).to(total[name].device)
-            averages[name] = (total[name] + scale * draws) / self._expected
+            averages[name] = (total[name] + scale * draws) / self.expected_batch
         return averages
 
     def event(self, steps: int) -> SampledGaussian:

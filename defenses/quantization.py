@@ -134,8 +134,5 @@ class UniformQuantization(Configured[UniformQuantizationConfig]):
                     message[name] = tensor
         except SpecError as error:
             raise ProtocolError(f"{self.card.name} on {kind}: {error}") from None
-        return Released(
-            kind=kind,
-            tensors=message,
-            event=NoGuarantee(reason="rounding to a grid is no noise: equal values stay equal"),
-        )
+        event = NoGuarantee(reason="rounding to a grid is no noise: equal values stay equal")
+        return Released(kind=kind, tensors=message, event=event)

@@ -79,13 +79,12 @@ class TemperatureConfig(_AnswerConfig):
 def _scale(name: str, kind: str, stated: Scale | None) -> Scale:
     """Return whether a message of this kind contains logits or probabilities."""
     entry = KINDS.get(kind)
-    scale = entry.scale if entry else None
+    scale, remedy = entry.scale if entry else None, "Attach it to logits or soft_labels."
     if kind == "ensemble_labels":
-        scale = stated
+        scale, remedy = stated, "Set values to 'logits' or 'probabilities'."
     if scale is None or scale == "classes":
-        remedy = "Set values to 'logits' or 'probabilities'." if kind == "ensemble_labels" else ""
         problem = f"{name}: {kind} does not say whether it holds logits or probabilities."
-        raise ProtocolError(f"{problem} {remedy or 'Attach it to logits or soft_labels.'}")
+        raise ProtocolError(f"{problem} {remedy}")
     return scale
 
 
@@ -103,7 +102,8 @@ def _as_before(rows: Tensor, values: Tensor) -> Tensor:
     Rows of soft labels sum to 1, or to the score that they are weighted by.
     """
     total, sums = rows.sum(1, keepdim=True), values.double().sum(1, keepdim=True)
-    return torch.where(total > 0, rows * (sums / torch.where(total > 0, total, 1.0)), rows)
+    factors = sums / torch.where(total > 0, total, 1.0)
+    return torch.where(total > 0, rows * factors, rows)
 
 
 def _sent(tensors: Mapping[str, Tensor], values: Tensor) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ def insert_canaries(
         raise SpecError("canaries.kind", spec.kind, problem, "Remove canaries.")
     clients = list(splits.clients)
     x, y = [dataset.x], [dataset.y]
-    total = len(dataset.y)
+    n = total = len(dataset.y)
     for number in spec.clients:
         draws = stream(f"client/{number}")
         count = spec.count * (2 if spec.design == "matched-pairs" else 1)
@@ -60,33 +60,22 @@ def insert_canaries(
             new_x, new_y = dataset.x[source], labels.other(dataset.y[source], dataset.classes, draws)
         canaries = torch.arange(total, total + count)
         total += count
-        clients[number] = replace(clients[number], train=train, canaries=canaries)
-        clients[number] = _tossed(clients[number], spec, draws)
+        trained = canaries[_coins(count, spec, draws)]
+        clients[number] = replace(clients[number], train=torch.cat([train, trained]), canaries=canaries)
         x.append(new_x)
         y.append(new_y)
-    origins = None
-    if dataset.origins is not None:
-        origins = torch.cat([dataset.origins, *map(image_origins, x[1:])])
-    groups = dataset.groups
+    identities, origins, groups = dataset.identities, dataset.origins, dataset.groups
+    if identities is not None:  # a canary is nobody
+        identities = torch.cat([identities, torch.full((total - n,), -1)])
+    if origins is not None:
+        origins = torch.cat([origins, *map(image_origins, x[1:])])
     if groups is not None:  # each canary is a group of its own
-        groups = torch.cat([groups, groups.max() + 1 + torch.arange(total - len(dataset.y))])
+        groups = torch.cat([groups, groups.max() + 1 + torch.arange(total - n)])
     larger = replace(
-        dataset,
-        x=torch.cat(x),
-        y=torch.cat(y),
-        identities=_nobody(dataset, total),
-        origins=origins,
-        groups=groups,
+        dataset, x=torch.cat(x), y=torch.cat(y), identities=identities, origins=origins, groups=groups
     )
     table = class_table(larger.y, [c.train for c in clients], larger.classes)
     return larger, replace(splits, clients=tuple(clients), class_table=table)
-
-
-def _nobody(dataset: Dataset, total: int) -> Tensor | None:
-    """Return the identities of a dataset enlarged to `total` records; the new records have identity -1."""
-    if dataset.identities is None:
-        return None
-    return torch.cat([dataset.identities, torch.full((total - len(dataset.y),), -1)])
 
 
 def _set_aside(client: ClientSplit, count: int, number: int, draws: SecretStream) -> tuple[Tensor, Tensor]:
@@ -99,13 +88,10 @@ def _set_aside(client: ClientSplit, count: int, number: int, draws: SecretStream
     return source, client.train[~torch.isin(client.train, source)]
 
 
-def _tossed(client: ClientSplit, spec: CanarySpec, draws: SecretStream) -> ClientSplit:
-    """Return a client with its canaries' coins tossed; the second halves of pairs follow the first."""
-    n = len(client.canaries)
+def _coins(n: int, spec: CanarySpec, draws: SecretStream) -> Tensor:
+    """Return whether each of a client's canaries (n,) is trained on; the second halves of pairs follow the first."""
     if spec.design == "coin-flips":
-        inside = torch.from_numpy(draws.integers(2, n)).bool()
-    else:
-        coins = 1 if spec.unit == "client" else n // 2
-        first = torch.from_numpy(draws.integers(2, coins)).bool().expand(n // 2)
-        inside = torch.cat([first, ~first])
-    return replace(client, train=torch.cat([client.train, client.canaries[inside]]))
+        return torch.from_numpy(draws.integers(2, n)).bool()
+    coins = 1 if spec.unit == "client" else n // 2
+    first = torch.from_numpy(draws.integers(2, coins)).bool().expand(n // 2)
+    return torch.cat([first, ~first])

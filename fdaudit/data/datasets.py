@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -105,35 +105,63 @@ class Dataset:
     groups: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check(self.x, self.y, self.classes, self.name, len(self.words))
-        for what in ("identities", "sites", "pictures", "groups"):
-            given = getattr(self, what)
-            if given is not None and (given.shape != (len(self.x),) or given.dtype != torch.int64):
-                problem = f"has {len(self.x)} images but {what} {given.dtype} {tuple(given.shape)}"
-                raise DataError("dataset", self.name, problem, f"Give one int64 of {what} for each image.")
-        if self.origins is not None and self.origins.shape != (len(self.x), 2):
-            problem = f"has {len(self.x)} records but origins {tuple(self.origins.shape)}"
-            raise DataError("dataset", self.name, problem, "Give one digest for each record.")
+        n = len(self.x)
+        self._check_records(self.x, self.y)
+        for name in ("identities", "sites", "pictures", "groups"):
+            numbers = getattr(self, name)
+            if numbers is not None and (numbers.shape != (n,) or numbers.dtype != torch.int64):
+                problem = f"has {n} images but {name} {numbers.dtype} {tuple(numbers.shape)}"
+                raise self._unfit(problem, f"Give one int64 of {name} for each image.")
+        if self.origins is not None and self.origins.shape != (n, 2):
+            problem = f"has {n} records but origins {tuple(self.origins.shape)}"
+            raise self._unfit(problem, "Give one digest for each record.")
         if self.objects is not None and self.objects.shape != self.y.shape:
             problem = f"has masks {tuple(self.y.shape)} but objects {tuple(self.objects.shape)}"
-            raise DataError("dataset", self.name, problem, "Give the objects of each mask.")
+            raise self._unfit(problem, "Give the objects of each mask.")
         if self.columns and self.x.shape[1:] != (width_of(self.columns),):
             problem = f"has rows {tuple(self.x.shape)} and columns of {width_of(self.columns)} entries"
-            raise DataError("dataset", self.name, problem, "Describe every entry of a row once.")
+            raise self._unfit(problem, "Describe every entry of a row once.")
         if (self.test_x is None) != (self.test_y is None):
-            raise DataError(
-                "dataset", self.name, "has half a test split", "Give test_x and test_y, or neither."
-            )
+            raise self._unfit("has half a test split", "Give test_x and test_y, or neither.")
         if self.test_x is not None and self.test_y is not None:
-            _check(self.test_x, self.test_y, self.classes, self.name, len(self.words))
+            self._check_records(self.test_x, self.test_y)
             if self.test_x.shape[1:] != self.x.shape[1:]:
-                raise DataError(
-                    "dataset", self.name, "has training and test images of unlike shape", "Give one shape."
-                )
+                raise self._unfit("has training and test images of unlike shape", "Give one shape.")
             test_task = task_of(self.test_x, self.test_y)
             if test_task != self.task:
                 problem = f"has {self.task.name} training and {test_task.name} test labels"
-                raise DataError("dataset", self.name, problem, "Give labels of one task.")
+                raise self._unfit(problem, "Give labels of one task.")
+
+    def _check_records(self, x: Tensor, y: Tensor) -> None:
+        try:
+            task = task_of(x, y)
+        except ValueError:
+            problem = f"has inputs {x.dtype} {tuple(x.shape)} with labels {tuple(y.shape)}"
+            remedy = (
+                "Give float32 images (n, c, h, w) or rows (n, d), or int64 texts (n, L), and labels (n,), (n, C) or "
+                "(n, h, w)."
+            )
+            raise self._unfit(problem, remedy) from None
+        misfit = task.inputs.misfit(x, len(self.words))
+        if misfit is not None:
+            raise self._unfit(misfit.problem, misfit.remedy)
+        label_shape = task.labels.shape(self.classes, tuple(x.shape[1:]))
+        if y.shape != (len(x), *label_shape) or y.dtype != torch.int64:
+            problem = f"has {len(x)} records but labels {y.dtype} {tuple(y.shape)}"
+            remedy = (
+                "Give one int64 label for each record, one for each record and class, or one for each pixel."
+            )
+            raise self._unfit(problem, remedy)
+        if not len(x):
+            return  # of a recording, an auditor may hold no record
+        least, most = int(y.min()), int(y.max())
+        bounds = task.labels.bounds(self.classes)
+        if least < bounds.least or most > bounds.most:
+            problem = f"holds labels from {least} to {most} for {self.classes} classes"
+            raise self._unfit(problem, bounds.remedy)
+
+    def _unfit(self, problem: str, remedy: str) -> DataError:
+        return DataError("dataset", self.name, problem, remedy)
 
     @property
     def task(self) -> Task:
@@ -188,40 +216,21 @@ def load_dataset(spec: DatasetSpec, stream: SecretStream) -> Dataset:
         DataError: the name is unknown, or the files are absent, damaged or unfit.
     """
     raw = _read(spec)
-    _refuse_other_fields(spec, task_of(raw.x, raw.y))
+    inputs = task_of(raw.x, raw.y).inputs
+    for other in TASKS.values():
+        for name in other.inputs.fields:
+            value = getattr(spec, name)
+            if value is not None and name not in inputs.fields:
+                problem = f"does not belong to {inputs.plural}, which {spec.name} holds"
+                raise DataError(f"dataset.{name}", value, problem, "Remove it.")
     if not len(raw.y):
         raise DataError("dataset.name", spec.name, "holds no record", "Give one with records.")
     if spec.limit is not None and spec.limit < len(raw.y):
         kept, _ = stratified_draw(raw.y, spec.limit, raw.classes, stream)
         raw = raw.rows(kept)
     fitted = raw.fitted(spec.image_size, spec.threshold)
-    return Dataset(
-        name=spec.name,
-        x=fitted.x,
-        y=fitted.y,
-        test_x=fitted.test_x,
-        test_y=raw.test_y,
-        classes=raw.classes,
-        provenance=raw.provenance,
-        identities=raw.identities,
-        class_names=raw.class_names,
-        objects=fitted.objects,
-        sites=raw.sites,
-        pictures=raw.pictures,
-        words=raw.words,
-        columns=raw.columns,
-        groups=raw.known_groups,
-        origins=raw.known_origins,
-    )
-
-
-def _refuse_other_fields(spec: DatasetSpec, task: Task) -> None:
-    """Refuse a field that only records of another form have."""
-    for other in TASKS.values():
-        for name in other.inputs.fields:
-            if name not in task.inputs.fields and (value := getattr(spec, name)) is not None:
-                problem = f"does not belong to {task.inputs.plural}, which {spec.name} holds"
-                raise DataError(f"dataset.{name}", value, problem, "Remove it.")
+    fitted = replace(fitted, groups=raw.known_groups, origins=raw.known_origins)
+    return Dataset(name=spec.name, **vars(fitted))
 
 
 def _read(spec: DatasetSpec) -> RawData:
@@ -234,14 +243,16 @@ def _read(spec: DatasetSpec) -> RawData:
         return rows_of(sheet, spec.label, spec.columns, provenance)
     if place and scheme in ("npz", "folder", "masks", "table", "text"):
         path = resolve_path(place, root, "dataset.name")
-        if scheme == "table":
-            said = f"The user's file {path.name}; licence not stated in it."
-            return rows_of(sheet_in(path), spec.label, spec.columns, said)
-        if scheme == "text":
-            return read_texts(path, numbering_of(length, spec.wordpieces, root))
+        if scheme == "npz":
+            return read_npz(path)
+        if scheme == "folder":
+            return read_folder(path, spec.image_size)
         if scheme == "masks":
             return read_masks(path)
-        return read_npz(path) if scheme == "npz" else read_folder(path, spec.image_size)
+        if scheme == "text":
+            return read_texts(path, numbering_of(length, spec.wordpieces, root))
+        provenance = f"The user's file {path.name}; licence not stated in it."
+        return rows_of(sheet_in(path), spec.label, spec.columns, provenance)
     if spec.name == "digits":
         return read_digits()
     if spec.name == "digits-multilabel":
@@ -261,31 +272,3 @@ def data_root(root: str | None = None) -> Path:
         return Path(os.environ["FDAUDIT_DATA"]).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fdaudit"
-
-
-def _check(x: Tensor, y: Tensor, classes: int, name: str, words: int) -> None:
-    try:
-        task = task_of(x, y)
-    except ValueError:
-        problem = f"has inputs {x.dtype} {tuple(x.shape)} with labels {tuple(y.shape)}"
-        remedy = (
-            "Give float32 images (n, c, h, w) or rows (n, d), or int64 texts (n, L), and labels (n,), (n, C) or "
-            "(n, h, w)."
-        )
-        raise DataError("dataset", name, problem, remedy) from None
-    misfit = task.inputs.misfit(x, words)
-    if misfit is not None:
-        raise DataError("dataset", name, misfit.problem, misfit.remedy)
-    if y.shape != (len(x), *task.labels.shape(classes, tuple(x.shape[1:]))) or y.dtype != torch.int64:
-        raise DataError(
-            "dataset",
-            name,
-            f"has {len(x)} records but labels {y.dtype} {tuple(y.shape)}",
-            "Give one int64 label for each record, one for each record and class, or one for each pixel.",
-        )
-    if not len(x):
-        return  # of a recording, an auditor may hold no record
-    bounds = task.labels.bounds(classes)
-    if int(y.min()) < bounds.least or int(y.max()) > bounds.most:
-        problem = f"holds labels from {int(y.min())} to {int(y.max())} for {classes} classes"
-        raise DataError("dataset", name, problem, bounds.remedy)

@@ -37,17 +37,12 @@ def read_masks(file: Path) -> RawData:
         DataError: the file is absent or damaged, holds pickled objects, or has another layout.
     """
     if not file.exists():
-        raise DataError(
-            _FIELD,
-            f"masks:{file}",
-            "names no file",
-            "Give a path below `dataset.root`, or an absolute path.",
-        )
+        remedy = "Give a path below `dataset.root`, or an absolute path."
+        raise DataError(_FIELD, f"masks:{file}", "names no file", remedy)
     arrays = read_arrays(file, ("images", "instances", "source", "picture"), _FIELD)
     if missing := [name for name in ("images", "instances") if name not in arrays]:
-        raise DataError(
-            _FIELD, str(file), f"lacks {', '.join(missing)}", "Store the arrays under these names."
-        )
+        problem = f"lacks {', '.join(missing)}"
+        raise DataError(_FIELD, str(file), problem, "Store the arrays under these names.")
     x = as_images(arrays["images"], _FIELD, f"images of {file}")
     objects = _objects(arrays["instances"], x, f"instances of {file}")
     sites, names = _sites(arrays.get("source"), len(x), f"source of {file}")

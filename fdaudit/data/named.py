@@ -111,13 +111,12 @@ def read_torchvision(name: str, root: Path, download: bool) -> RawData:
     source = TORCHVISION[name]
     place = root / source.place
     if not download and not place.exists():
-        raise DataError(
-            "dataset.root",
-            str(root),
-            f"holds no copy of {name!r} (there is no {place})",
+        problem = f"holds no copy of {name!r} (there is no {place})"
+        remedy = (
             "Put torchvision's files there, point `dataset.root` or FDAUDIT_DATA at them, "
-            "or set `dataset.download: true`.",
+            "or set `dataset.download: true`."
         )
+        raise DataError("dataset.root", str(root), problem, remedy)
     _refuse_large(root, place)
     x, y = _split(name, source, root, source.train, download)
     test_x, test_y = _split(name, source, root, source.test, download)
@@ -146,25 +145,22 @@ def _split(
         dataset = _loader(source.cls)(str(root), **which, download=download)
     except _UNREADABLE as error:
         reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
-        raise DataError(
-            "dataset.root",
-            str(root),
-            f"gave no whole, unaltered copy of {name!r} below {place} ({reason})",
-            "Delete the damaged files and fetch them again, for example with `dataset.download: true`.",
-        ) from error
+        problem = f"gave no whole, unaltered copy of {name!r} below {place} ({reason})"
+        remedy = "Delete the damaged files and fetch them again, for example with `dataset.download: true`."
+        raise DataError("dataset.root", str(root), problem, remedy) from error
     data = np.asarray(dataset.data)
     if name == "svhn":
-        data = data.transpose(0, 2, 3, 1)
-    elif name == "emnist":
-        # EMNIST stores every character transposed.
+        data, labels = data.transpose(0, 2, 3, 1), np.asarray(dataset.labels)
+    else:
+        labels = np.asarray(dataset.targets)
+    if name == "emnist":  # it stores every character transposed
         data = data.transpose(0, 2, 1)
-    labels = np.asarray(dataset.labels if name == "svhn" else dataset.targets)
     x, y = as_images(data, "dataset.root", place), as_labels(labels, "dataset.root", place)
     same_count(x, y, "dataset.root", place)
-    if int(y.max()) >= source.classes:
-        raise DataError(
-            "dataset.root", place, f"holds the class {int(y.max())}", f"{name} has {source.classes} classes."
-        )
+    largest = int(y.max())
+    if largest >= source.classes:
+        remedy = f"{name} has {source.classes} classes."
+        raise DataError("dataset.root", place, f"holds the class {largest}", remedy)
     return x, y
 
 
