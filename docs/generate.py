@@ -24,9 +24,8 @@ from fdaudit import attacks, defenses, deviations, protocols
 from fdaudit.cli.explain import Explanation, explained, sections, sights, when
 from fdaudit.cli.starting import schemas
 from fdaudit.config import Config
-from fdaudit.data.composed import read_digits_multilabel
 from fdaudit.data.datasets import LENGTH, VOCABULARY
-from fdaudit.data.named import TORCHVISION, read_digits
+from fdaudit.data.named import TORCHVISION, read_digits, read_digits_multilabel
 from fdaudit.data.tables.named import NAMED, named_table
 from fdaudit.data.tables.reading import LABEL
 from fdaudit.kinds import KINDS

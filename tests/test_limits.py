@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 import fdaudit
-import fdaudit.data.files
+import fdaudit.data.folders
 import fdaudit.transcript.log
 from fdaudit import limits
 from fdaudit.adversary.view import open_view
@@ -370,10 +370,10 @@ def test_large_images_are_fitted_one_at_a_time(tmp_path: Path, monkeypatch: pyte
         (tmp_path / kind).mkdir()
         for number in range(3):
             Image.new("RGB", (1000, 1000), (number, 0, 0)).save(tmp_path / kind / f"{number}.png")
-    files, done = fdaudit.data.files, list[str]()
+    folders, done = fdaudit.data.folders, list[str]()
     for name in ("_pixels", "fit"):
-        real = getattr(files, name)
-        monkeypatch.setattr(files, name, lambda *a, name=name, real=real: done.append(name) or real(*a))
+        real = getattr(folders, name)
+        monkeypatch.setattr(folders, name, lambda *a, name=name, real=real: done.append(name) or real(*a))
     assert dataset(f"folder:{tmp_path}", image_size=8).x.shape == (6, 3, 8, 8)
     assert done == ["_pixels", "fit"] * 6
 

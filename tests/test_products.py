@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from fdaudit.audit.guesses import read_guesses
-from fdaudit.data.files import read_folder
+from fdaudit.data.folders import read_folder
 from fdaudit.data.partition import class_table, partition
 from fdaudit.errors import DataError, FdauditError, IntegrityError, SpecError, UsageError
 from fdaudit.events import event_from_json

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdaudit.data.composed import read_digits_multilabel
-from fdaudit.data.files import read_folder, read_npz, resolve_path
+from fdaudit.data.files import read_npz, resolve_path
+from fdaudit.data.folders import read_folder
 from fdaudit.data.masks import read_masks
-from fdaudit.data.named import TORCHVISION, read_digits, read_torchvision
+from fdaudit.data.named import TORCHVISION, read_digits, read_digits_multilabel, read_torchvision
 from fdaudit.data.raw import RawData
 from fdaudit.data.stratify import stratified_draw
 from fdaudit.data.tables.named import NAMED, named_table

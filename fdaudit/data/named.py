@@ -1,4 +1,4 @@
-"""Datasets known by name: scikit-learn's digits, and torchvision's collections."""
+"""Datasets known by name: scikit-learn's digits, images composed of several of them, and torchvision's collections."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import torch
 from fdaudit.data.raw import RawData, as_images, as_labels, same_count
 from fdaudit.errors import DataError
 from fdaudit.limits import DATA_BYTES, open_file
+from fdaudit.rng import child
 
-__all__ = ["TORCHVISION", "read_digits", "read_torchvision"]
+__all__ = ["TORCHVISION", "read_digits", "read_digits_multilabel", "read_torchvision"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,9 @@ TORCHVISION: Mapping[str, _Source] = MappingProxyType(
 # Errors that torchvision raises on files that are absent, short, of another type, or not downloadable.
 _UNREADABLE = (RuntimeError, ValueError, AssertionError, TypeError, KeyError, IndexError, OSError, EOFError)
 
+_CELLS = 4
+"""An image of several digits, of 16x16 pixels, is two by two cells of 8x8."""
+
 
 def read_digits() -> RawData:
     """Return the 1,797 8x8 digits that ship with scikit-learn; there is no official test split."""
@@ -94,6 +98,40 @@ def read_digits() -> RawData:
         classes=10,
         provenance="Optical Recognition of Handwritten Digits (Alpaydin and Kaynak 1998, UCI), the part "
         "shipped with scikit-learn, CC BY 4.0.",
+    )
+
+
+def read_digits_multilabel() -> RawData:
+    """Return 899 images (1, 16, 16) of one to three digits, each in its own quarter; labels (n, 10) list the digits.
+
+    The number of digits goes 1, 2, 3, 1, 2, 3, …. Digits and quarters are drawn with a fixed seed: the dataset is the
+    same in every run. A label is 1 if its digit occurs, once or more often, and 0 otherwise; nothing is unknown.
+
+    Guarantees:
+      * every digit is used exactly once, so no two images have a digit in common: knowledge of one record gives none of
+        another, as an audit of membership needs;
+      * there is no official test split.
+    """
+    source = read_digits()
+    generator = child(0, "digits-multilabel")
+    count = len(source.y)
+    digits = torch.randperm(count, generator=generator)
+    sizes = torch.arange(count).remainder(3) + 1
+    image = torch.repeat_interleave(torch.arange(count), sizes)[:count]  # which image each digit goes into
+    total = int(image[-1]) + 1
+    place = torch.arange(count) - (sizes.cumsum(0) - sizes)[image]  # a digit's number within its image
+    cell = torch.rand(total, _CELLS, generator=generator).argsort(1)[image, place]
+    side = source.x.shape[-1]
+    canvas = torch.zeros(total, _CELLS, side, side)
+    canvas[image, cell] = source.x[digits, 0]
+    x = canvas.view(total, 2, 2, side, side).transpose(2, 3).reshape(total, 1, 2 * side, 2 * side)
+    y = torch.zeros(total, source.classes, dtype=torch.int64)
+    y[image, source.y[digits]] = 1
+    return RawData(
+        x=x,
+        y=y,
+        classes=source.classes,
+        provenance=f"Composed of one to three digits each from: {source.provenance}",
     )
 
 

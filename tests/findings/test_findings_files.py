@@ -25,7 +25,8 @@ from safetensors.torch import save
 
 import fdaudit
 from fdaudit.adversary.view import open_view
-from fdaudit.data.files import read_folder, read_npz
+from fdaudit.data.files import read_npz
+from fdaudit.data.folders import read_folder
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage import cache
 from fdaudit.storage.digests import canonical
