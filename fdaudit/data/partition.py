@@ -81,14 +81,11 @@ def partition(
         if not labels.one_class and spec.name != "iid":
             y, classes = labels.main_class(y, stream), classes + 1
         parts = _RULES[spec.name](y, clients, spec, stream, classes)
-    smallest = min(range(clients), key=lambda k: len(parts[k]))
-    if len(parts[smallest]) < minimum:
-        raise DataError(
-            "partition.name",
-            spec.name,
-            f"leaves client/{smallest} with {len(parts[smallest])} of {len(y)} records, fewer than {minimum}",
-            _REMEDIES[spec.name],
-        )
+    sizes = [len(part) for part in parts]
+    if min(sizes) < minimum:
+        share = f"{min(sizes)} of {len(y)} records"
+        problem = f"leaves client/{sizes.index(min(sizes))} with {share}, fewer than {minimum}"
+        raise DataError("partition.name", spec.name, problem, _REMEDIES[spec.name])
     return tuple(part.sort().values for part in parts)
 
 
@@ -103,13 +100,10 @@ def class_table(y: Tensor, parts: Sequence[Tensor], classes: int) -> Tensor:
 
 
 def _refuse_large_table(clients: int, classes: int) -> None:
-    """Refuse a table by client and class that takes too much memory.
-
-    Raises:
-        DataError: it is too large.
-    """
-    if clients * classes > MOST_TABLE:
-        problem = f"by {clients:,} clients are {clients * classes:,} entries, more than {MOST_TABLE:,}"
+    """Refuse a table by client and class that takes too much memory."""
+    entries = clients * classes
+    if entries > MOST_TABLE:
+        problem = f"by {clients:,} clients are {entries:,} entries, more than {MOST_TABLE:,}"
         raise DataError("classes", classes, problem, "Use fewer clients, or data of fewer classes.")
 
 
@@ -139,32 +133,24 @@ def _whole_pictures(pictures: Tensor, clients: int, stream: SecretStream) -> lis
 def _by_class(
     y: Tensor, clients: int, spec: PartitionSpec, stream: SecretStream, classes: int
 ) -> list[Tensor]:
-    per_client = spec.classes_per_client or 1
+    field, per_client = "partition.classes_per_client", spec.classes_per_client or 1
     present = torch.bincount(y, minlength=classes).nonzero().flatten()
     if per_client > len(present):
-        raise DataError(
-            "partition.classes_per_client",
-            per_client,
-            f"exceeds the {len(present)} classes there are",
-            f"Give at most {len(present)}.",
-        )
+        problem = f"exceeds the {len(present)} classes there are"
+        raise DataError(field, per_client, problem, f"Give at most {len(present)}.")
     holders: dict[int, list[int]] = {int(label): [] for label in present}
     for client in range(clients):
         order = present[torch.from_numpy(stream.permutation(len(present)))].tolist()
         for label in sorted(order, key=lambda c: len(holders[c]))[:per_client]:
             holders[label].append(client)
     parts: list[list[Tensor]] = [[] for _ in range(clients)]
-    for label, held_by in holders.items():
+    for label, sharing in holders.items():
         records = _shuffled(y, label, stream)
-        if len(records) < len(held_by):
-            raise DataError(
-                "partition.classes_per_client",
-                per_client,
-                f"asks {len(held_by)} clients to share the {len(records)} records of class {label}",
-                "Lower it, or use fewer clients or more data.",
-            )
-        if held_by:
-            for client, share in zip(held_by, records.tensor_split(len(held_by)), strict=True):
+        if len(records) < len(sharing):
+            problem = f"asks {len(sharing)} clients to share the {len(records)} records of class {label}"
+            raise DataError(field, per_client, problem, "Lower it, or use fewer clients or more data.")
+        if sharing:
+            for client, share in zip(sharing, records.tensor_split(len(sharing)), strict=True):
                 parts[client].append(share)
     return [torch.cat(shares) for shares in parts]
 
@@ -195,9 +181,8 @@ def _by_shares(
             shares = shares * has_room
             shares = shares / shares.sum() if shares.sum() else has_room / has_room.sum()
         if not np.isfinite(shares).all():
-            raise DataError(
-                "partition.alpha", spec.alpha, "is beyond what can be drawn", "Give 0.001 to 1e6."
-            )
+            problem = "is beyond what can be drawn"
+            raise DataError("partition.alpha", spec.alpha, problem, "Give 0.001 to 1e6.")
         cuts = np.round(np.cumsum(shares)[:-1] * len(records)).astype(np.int64)
         for client, share in enumerate(records.tensor_split(torch.from_numpy(cuts))):
             parts[client].append(share)

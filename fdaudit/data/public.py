@@ -43,8 +43,18 @@ def public_samples(
     if needed and not len(x):
         problem = f"leaves no public samples, on which {spec.protocol.name} works"
         raise SpecError(field, value, problem, "Raise splits.proxy, or name a public dataset.")
-    if spec.public_copies > 1:
-        x, y = _copied(spec.public_copies, dataset, x, y, labelled=labelled)
+    copies, task = spec.public_copies, dataset.task
+    if copies > 1:
+        if not task.inputs.shifted:
+            problem = f"shifts images, and the records are {task.inputs.plural}"
+            raise SpecError("public_copies", copies, problem, "Leave it out.")
+        if labelled and task.labels.dense:
+            problem = "would shift images without their known masks"
+            raise SpecError("public_copies", copies, problem, "Leave it out.")
+        if copies * x.numel() * x.element_size() > DATA_BYTES.most:
+            problem = f"makes {copies * len(x):,} public images, too many to hold"
+            raise SpecError("public_copies", copies, problem, "Lower it.")
+        x, y = shifted_copies(x, copies), y.repeat(copies, *[1] * (y.dim() - 1))
     return x, y if labelled else None
 
 
@@ -67,22 +77,6 @@ def shifted_copies(x: Tensor, copies: int) -> Tensor:
     return torch.cat(blocks)
 
 
-def _copied(copies: int, dataset: Dataset, x: Tensor, y: Tensor, *, labelled: bool) -> tuple[Tensor, Tensor]:
-    field = "public_copies"
-    task = dataset.task
-    if not task.inputs.shifted:
-        raise SpecError(
-            field, copies, f"shifts images, and the records are {task.inputs.plural}", "Leave it out."
-        )
-    if labelled and task.labels.dense:
-        raise SpecError(field, copies, "would shift images without their known masks", "Leave it out.")
-    if copies * x.numel() * x.element_size() > DATA_BYTES.most:
-        raise SpecError(
-            field, copies, f"makes {copies * len(x):,} public images, too many to hold", "Lower it."
-        )
-    return shifted_copies(x, copies), y.repeat(copies, *[1] * (y.dim() - 1))
-
-
 def _other(
     named: DatasetSpec, spec: Spec, dataset: Dataset, drawn: SecretStream, *, labelled: bool
 ) -> Dataset:
@@ -97,8 +91,8 @@ def _other(
         problem = f"has other classes than {spec.dataset.name}, and {spec.protocol.name} uses public labels"
         raise SpecError(field, value, problem, "Name a public dataset with the same classes.")
     if other.input_shape != dataset.input_shape:
-        sides = ["x".join(map(str, one.input_shape)) for one in (other, dataset)]
-        problem = f"has images of {sides[0]}, the clients' are {sides[1]}"
+        size, own_size = ("x".join(map(str, one.input_shape)) for one in (other, dataset))
+        problem = f"has images of {size}, the clients' are {own_size}"
         remedy = "Set image_size of one of them, or choose a public set of the same kind."
         raise SpecError(field, value, problem, remedy)
     return other

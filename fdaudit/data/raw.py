@@ -192,16 +192,11 @@ def as_images(
     if array.dtype != np.uint8 and array.dtype.kind != "f":
         raise DataError(field, what, f"has dtype {array.dtype}", "Store uint8, or floats in [0, 1].")
     if array.ndim not in (3, 4) or 0 in array.shape:
-        raise DataError(
-            field, what, f"has shape {array.shape}", "Store at least one image as (n, h, w) or (n, h, w, c)."
-        )
+        layout = "Store at least one image as (n, h, w) or (n, h, w, c)."
+        raise DataError(field, what, f"has shape {array.shape}", layout)
     if array.ndim == 4 and array.shape[3] > 4:
-        raise DataError(
-            field,
-            what,
-            f"has {array.shape[3]} channels in its last axis, more than 4",
-            "Store channels last: (n, h, w, c).",
-        )
+        problem = f"has {array.shape[3]} channels in its last axis, more than 4"
+        raise DataError(field, what, problem, "Store channels last: (n, h, w, c).")
     if array.dtype.kind == "f":
         if not np.isfinite(array).all():
             raise DataError(field, what, "holds NaN or infinite values", "Remove or repair those records.")
@@ -262,36 +257,29 @@ def as_labels(array: NDArray[Any], field: str, what: str) -> Tensor:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim not in (1, 2) or not array.size:
-        raise DataError(
-            field, what, f"has shape {array.shape}", "Store one class a record, as (n,) or (n, 1)."
-        )
-    if array.ndim == 2:
-        return _multi_hot(array, field, what)
-    if int(array.min()) < 0:
-        raise DataError(field, what, f"holds the class {int(array.min())}", "Number the classes from 0.")
-    if int(array.max()) > np.iinfo(np.int32).max:
-        raise DataError(field, what, f"holds the class {int(array.max())}", "Number the classes 0, 1, ….")
-    return torch.from_numpy(array.astype(np.int64))
-
-
-def _multi_hot(array: NDArray[Any], field: str, what: str) -> Tensor:
+        remedy = "Store one class a record, as (n,) or (n, 1)."
+        raise DataError(field, what, f"has shape {array.shape}", remedy)
     low, high = int(array.min()), int(array.max())
-    if low < -1 or high > 1:
-        problem = f"has shape {array.shape} and holds {low if low < -1 else high}"
-        raise DataError(
-            field, what, problem, "Several labels a record are 1 (occurs), 0 (does not) or -1 (unknown)."
-        )
-    if high < 1:
-        raise DataError(field, what, "marks no class as present anywhere", "Store 1 where a class occurs.")
+    if array.ndim == 2:
+        if low < -1 or high > 1:
+            problem = f"has shape {array.shape} and holds {low if low < -1 else high}"
+            remedy = "Several labels a record are 1 (occurs), 0 (does not) or -1 (unknown)."
+            raise DataError(field, what, problem, remedy)
+        if high < 1:
+            problem = "marks no class as present anywhere"
+            raise DataError(field, what, problem, "Store 1 where a class occurs.")
+    elif low < 0:
+        raise DataError(field, what, f"holds the class {low}", "Number the classes from 0.")
+    elif high > np.iinfo(np.int32).max:
+        raise DataError(field, what, f"holds the class {high}", "Number the classes 0, 1, ….")
     return torch.from_numpy(array.astype(np.int64))
 
 
 def same_count(x: Tensor, y: Tensor, field: str, what: str) -> None:
     """Raise a `DataError` unless there is one label per image."""
     if len(x) != len(y):
-        raise DataError(
-            field, what, f"has {len(x)} images but {len(y)} labels", "Store one label for each image."
-        )
+        problem = f"has {len(x)} images but {len(y)} labels"
+        raise DataError(field, what, problem, "Store one label for each image.")
 
 
 def class_total(labels: list[Tensor], field: str, what: str) -> int:
@@ -300,25 +288,16 @@ def class_total(labels: list[Tensor], field: str, what: str) -> int:
     Raises:
         DataError: there is only one class, class numbers run past the number of records, or the splits disagree.
     """
-    widths = sorted(set(map(_label_width, labels)))
+    widths = sorted({1 if y.ndim == 1 else int(y.shape[1]) for y in labels})  # 1 where records have one class
     if len(widths) > 1:
         problem = f"has labels of {widths[0]} and of {widths[1]} columns"
         raise DataError(field, what, problem, "Store all splits with the same classes.")
     if widths[0] > 1:
         return widths[0]
-    classes = 1 + max(int(y.max()) for y in labels)
-    if classes > sum(map(len, labels)):
-        raise DataError(
-            field,
-            what,
-            f"holds the class {classes - 1}, past its record count",
-            "Number the classes 0, 1, ….",
-        )
-    if classes < 2:
+    largest = max(int(y.max()) for y in labels)
+    if largest >= sum(map(len, labels)):
+        problem = f"holds the class {largest}, past its record count"
+        raise DataError(field, what, problem, "Number the classes 0, 1, ….")
+    if largest < 1:
         raise DataError(field, what, "holds one class only", "Give data of at least two classes.")
-    return classes
-
-
-def _label_width(y: Tensor) -> int:
-    """Return the columns of labels as stored: 1 for one class per record (n,), C for multi-hot ones (n, C)."""
-    return 1 if y.ndim == 1 else int(y.shape[1])
+    return largest + 1

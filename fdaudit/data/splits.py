@@ -112,7 +112,14 @@ def make_splits(
     if dataset.task.labels.by_picture:
         if pictures is None:
             pictures = torch.arange(len(y))
-        used = _used(dataset, clients, partition_spec)
+        used = torch.arange(len(y))
+        if partition_spec.name == "by-site" and sites is not None:
+            # Of the largest sites, one for each client; sites are numbered by size.
+            if (count := len(sites.unique())) < clients:
+                problem = f"is more than the {count} sites of {dataset.name}"
+                remedy = f"Use at most {count} clients, or partition 'iid'."
+                raise DataError("clients", clients, problem, remedy)
+            used = (sites < clients).nonzero().flatten()
         shared, rest = _set_aside_pictures(used, pictures, sites, fractions, stream)
     else:
         shared, rest = set_aside(y, fractions, classes, stream)
@@ -122,13 +129,12 @@ def make_splits(
     else:
         shared["test"] = torch.arange(len(test_y))
     if not len(test_y):
-        raise DataError(
-            "splits.test", split_spec.test, f"leaves no test record out of {len(y)}", "Raise the fraction."
-        )
-    problem = labels_of(test_y).unmeasurable(test_y)
-    if problem:
+        problem = f"leaves no test record out of {len(y)}"
+        raise DataError("splits.test", split_spec.test, problem, "Raise the fraction.")
+    unmeasurable = labels_of(test_y).unmeasurable(test_y)
+    if unmeasurable:
         remedy = "Raise the fraction, or label more test records."
-        raise DataError("splits.test", split_spec.test, problem, remedy)
+        raise DataError("splits.test", split_spec.test, unmeasurable, remedy)
     minimum = 2 if split_spec.candidates else 1
     try:
         parts = partition(
@@ -173,21 +179,6 @@ def set_aside(
         sample, remainder = stratified_draw(y[rest], min(total, len(rest)), classes, stream)
         shared[name], rest = rest[sample], rest[remainder]
     return shared, rest
-
-
-def _used(dataset: Dataset, clients: int, rule: PartitionSpec) -> Tensor:
-    """Return the records that a run uses: all, or by site those of the largest sites, one for each client.
-
-    Raises:
-        DataError: there are fewer sites than clients.
-    """
-    if rule.name != "by-site" or dataset.sites is None:
-        return torch.arange(len(dataset.y))
-    sites = len(dataset.sites.unique())
-    if sites < clients:
-        problem = f"is more than the {sites} sites of {dataset.name}"
-        raise DataError("clients", clients, problem, f"Use at most {sites} clients, or partition 'iid'.")
-    return (dataset.sites < clients).nonzero().flatten()
 
 
 def _set_aside_pictures(
@@ -269,15 +260,13 @@ def split_client(
         most = int((group.bincount() // 2).sum())
     total = min(wanted, most)
     if wanted and not total:
-        raise DataError(
-            "splits.candidates",
-            wanted,
-            f"asks for matched pairs, but client/{number} has no two {alike}",
-            "Use fewer clients, more data, or another partition.",
-        )
+        problem = f"asks for matched pairs, but client/{number} has no two {alike}"
+        remedy = "Use fewer clients, more data, or another partition."
+        raise DataError("splits.candidates", wanted, problem, remedy)
     pairs = _pairs(pool, group, total, stream)
-    coin = torch.from_numpy(stream.integers(2, len(pairs), 1))
-    members, non_members = (pairs.gather(1, side).flatten() for side in (coin, 1 - coin))
+    coins = torch.from_numpy(stream.integers(2, len(pairs), 1))
+    members = pairs.gather(1, coins).flatten()
+    non_members = pairs.gather(1, 1 - coins).flatten()
     unused = torch.isin(records, non_members)
     if labels.by_picture and pictures is not None:
         unused = torch.isin(pictures[records], pictures[pairs.flatten()]) & ~torch.isin(records, members)
