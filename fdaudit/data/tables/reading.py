@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from fdaudit.data.raw import RawData, text_origins
-from fdaudit.data.tables.delimited import FIELD
 from fdaudit.data.tables.sheet import Sheet
 from fdaudit.errors import DataError, nearest
 from fdaudit.limits import DATA_BYTES
@@ -66,9 +65,9 @@ def rows_of(
         cells.append(values)
         if (size := 8 * len(sheet) * width_of(columns)) > DATA_BYTES.most:
             remedy = "Give fewer rows, or `kind: ignored` for columns with many categories."
-            raise DataError(FIELD, sheet.source, f"makes {DATA_BYTES.refusal(size)}", remedy)
+            raise sheet.unfit(f"makes {DATA_BYTES.refusal(size)}", remedy)
     if not columns:
-        raise DataError(FIELD, sheet.source, "has no column but its label", "Give one column at least.")
+        raise sheet.unfit("has no column but its label", "Give one column at least.")
     return RawData(
         x=torch.from_numpy(np.concatenate(parts, axis=1)),
         y=torch.from_numpy(y),
@@ -82,15 +81,16 @@ def rows_of(
 
 def _refuse_unknown(sheet: Sheet, label: str, specs: Mapping[str, ColumnSpec]) -> None:
     """Refuse a table without rows, without its label, or without a column that the spec describes."""
+    names = tuple(sheet.columns)[:1000]
     if label not in sheet.columns:
-        remedy = nearest(label, tuple(sheet.columns)[:1000])
-        raise DataError("dataset.label", label, f"is no column of {sheet.source}", remedy)
+        problem = f"is no column of {sheet.source}"
+        raise DataError("dataset.label", label, problem, nearest(label, names))
     if not len(sheet):
-        raise DataError(FIELD, sheet.source, "holds no record", "Give one with records.")
+        raise sheet.unfit("holds no record", "Give one with records.")
     for name in specs:
         if name not in sheet.columns:
-            remedy = nearest(name, tuple(sheet.columns)[:1000])
-            raise DataError(f"dataset.columns.{name}", name, f"is no column of {sheet.source}", remedy)
+            problem = f"is no column of {sheet.source}"
+            raise DataError(f"dataset.columns.{name}", name, problem, nearest(name, names))
         if name == label:
             problem = "is the label, whose classes are those that occur"
             raise DataError(f"dataset.columns.{name}", name, problem, "Describe other columns only.")
@@ -107,14 +107,14 @@ def _column(
         row = next(i for i, value in enumerate(values) if _number(value) is None)
         problem = f"has {str(values[row])[:40]!r} in column {name[:80]!r}, which is no number"
         remedy = "Correct it, or describe the column with `kind: category`."
-        raise DataError(FIELD, sheet.source, f"{sheet.place(row)} {problem}", remedy)
+        raise sheet.unfit(problem, remedy, row)
     if numbers is None:
         return _category(sheet, name, values, spec.names)
     wrong = np.flatnonzero(~(np.abs(numbers) <= _LARGEST))
     if len(wrong):
         problem = f"has {numbers[wrong[0]]:g} in column {name[:80]!r}"
         remedy = f"Give finite numbers of a size up to {_LARGEST:g}."
-        raise DataError(FIELD, sheet.source, f"{sheet.place(int(wrong[0]))} {problem}", remedy)
+        raise sheet.unfit(problem, remedy, int(wrong[0]))
     mean, scale = spec.mean or 0.0, spec.scale or 1.0
     column = Column(name=name, mean=mean, scale=scale, stated=spec.scale is not None)
     return column, ((numbers - mean) / scale)[:, None]
@@ -123,19 +123,19 @@ def _column(
 def _category(
     sheet: Sheet, name: str, values: NDArray[Any], stated: tuple[str, ...]
 ) -> tuple[Column, NDArray[np.float64]]:
-    texts = [_named(value) for value in values]
+    texts = list(map(_named, values))
     categories = stated or tuple(sorted(set(texts)))
     if len(categories) > _MOST_CATEGORIES:
         problem = f"has {len(categories):,} different values in column {name[:80]!r}, more than {_MOST_CATEGORIES:,}"
         remedy = "Describe it under `dataset.columns` with `kind: ignored`, or group its values."
-        raise DataError(FIELD, sheet.source, problem, remedy)
+        raise sheet.unfit(problem, remedy)
     number = {category: k for k, category in enumerate(categories)}
     entries = np.zeros((len(texts), len(categories)), dtype=np.float64)
     for row, text in enumerate(texts):
         if text not in number:
             problem = f"has {text[:40]!r} in column {name[:80]!r}, which is not among its categories"
             remedy = f"Add it to `dataset.columns.{name[:80]}.categories`, or correct the row."
-            raise DataError(FIELD, sheet.source, f"{sheet.place(row)} {problem}", remedy)
+            raise sheet.unfit(problem, remedy, row)
         entries[row, number[text]] = 1
     return Column(name=name, categories=categories, stated=bool(stated)), entries
 
@@ -179,7 +179,7 @@ def _refuse_missing(sheet: Sheet, name: str, values: NDArray[Any], allowed: tupl
         row = int(gone[0])
         problem = f"has no value in column {name[:80]!r} ({len(gone):,} of {len(values):,} rows have none)"
         remedy = "Fill them in or remove the rows. If it is a category, list it in the column's `categories`."
-        raise DataError(FIELD, sheet.source, f"{sheet.place(row)} {problem}", remedy)
+        raise sheet.unfit(problem, remedy, row)
 
 
 def _numbers(values: NDArray[Any]) -> NDArray[np.float64] | None:

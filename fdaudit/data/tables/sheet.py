@@ -55,9 +55,12 @@ class Sheet:
         """Return the number of rows."""
         return len(next(iter(self.columns.values()), ()))
 
-    def place(self, row: int) -> str:
-        """Return where a row is, for people."""
-        return f"row {row + 1}" if self.lines is None else f"row at line {self.lines[row]}"
+    def unfit(self, problem: str, remedy: str, row: int | None = None) -> DataError:
+        """Return the error that the table, or a row of it, cannot be used."""
+        if row is not None:
+            place = f"row {row + 1}" if self.lines is None else f"row at line {self.lines[row]}"
+            problem = f"{place} {problem}"
+        return DataError(FIELD, self.source, problem, remedy)
 
 
 def sheet_in(file: Path) -> Sheet:
@@ -68,7 +71,10 @@ def sheet_in(file: Path) -> Sheet:
     """
     suffix = file.suffix.lower()
     if suffix == ".npz":
-        return _in_npz(file)
+        if not file.exists():
+            raise absent(file)
+        names = array_names(file, FIELD)
+        return sheet_of_arrays(read_arrays(file, names, FIELD), str(file))
     if suffix in _PARQUET:
         return _in_parquet(file)
     if suffix in (".csv", *_TABS):
@@ -116,12 +122,15 @@ def sheet_of_frame(frame: pd.DataFrame, source: str) -> Sheet:
         if kind in "iuf":
             columns[str(name)] = series.to_numpy(dtype=np.float64, na_value=np.nan)
             continue
-        values = series.astype(object).tolist()
-        texts = ["" if gone else value for value, gone in zip(values, missing, strict=True)]
-        if wrong := next((v for v in texts if not isinstance(v, (str, bool, int, float, np.number))), None):
-            problem = f"has a {type(wrong).__name__} in column {str(name)[:80]!r}"
-            raise DataError(FIELD, source, problem, "Store numbers, booleans or texts.")
-        columns[str(name)] = _plain(np.array([_text(value) for value in texts], dtype=object))
+        texts = []
+        for value, is_missing in zip(series.astype(object).tolist(), missing, strict=True):
+            if is_missing:
+                value = ""
+            elif not isinstance(value, (str, bool, int, float, np.number)):
+                problem = f"has a {type(value).__name__} in column {str(name)[:80]!r}"
+                raise DataError(FIELD, source, problem, "Store numbers, booleans or texts.")
+            texts.append(_text(value))
+        columns[str(name)] = np.array(texts, dtype=object)
     return Sheet(source, columns)
 
 
@@ -129,8 +138,7 @@ def _in_text(file: Path, delimiter: str) -> Sheet:
     rows = read_rows(file, delimiter)
     header = next(rows, None)
     if header is None:
-        remedy = "Begin it with the names of its columns."
-        raise DataError(FIELD, str(file), "is empty", remedy)
+        raise DataError(FIELD, str(file), "is empty", "Begin it with the names of its columns.")
     names = [name.strip() for name in header.fields]
     _refuse_names(names, str(file))
     columns: list[list[str]] = [[] for _ in names]
@@ -146,13 +154,6 @@ def _in_text(file: Path, delimiter: str) -> Sheet:
     for name, column in zip(names, columns, strict=True):
         cells[name] = _plain(np.array(column, dtype=object))
     return Sheet(str(file), cells, lines)
-
-
-def _in_npz(file: Path) -> Sheet:
-    if not file.exists():
-        raise absent(file)
-    names = array_names(file, FIELD)
-    return sheet_of_arrays(read_arrays(file, names, FIELD), str(file))
 
 
 def _in_parquet(file: Path) -> Sheet:

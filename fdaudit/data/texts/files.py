@@ -127,8 +127,8 @@ def _records(
         numbering: numbers the words.
         group: the column of the group, if there is one.
     """
-    numbered, labels, names = list[str](), list[int](), dict[str, int]()
-    groups = list[int]()
+    records, labels, groups = list[str](), list[int](), list[int]()
+    group_numbers = dict[str, int]()
     for line, fields in rows:
         if len(fields) != width:
             raise damaged(file, line, f"has {len(fields)} fields, not {width}")
@@ -137,24 +137,21 @@ def _records(
             raise damaged(file, line, "has no text")
         if len(text) > _LONGEST:
             raise damaged(file, line, f"has a text of {len(text):,} characters, more than {_LONGEST:,}")
-        numbered.append(text)
-        labels.append(_class(fields[label].strip(), first, file, line))
+        number = fields[label].strip()
+        plain = number.isascii() and number.isdigit() and len(number) < 10
+        if not plain or not first <= int(number) < first + _MOST_CLASSES:
+            remedy = f"Number the classes {first}, {first + 1}, …."
+            raise damaged(file, line, f"has the label {number[:40]!r}", remedy)
+        records.append(text)
+        labels.append(int(number) - first)
         if group is not None:
-            groups.append(names.setdefault(fields[group].strip(), len(names)))
-    if not numbered:
+            groups.append(group_numbers.setdefault(fields[group].strip(), len(group_numbers)))
+    if not records:
         raise DataError(FIELD, str(file), "holds no record", "Give one with records.")
-    if (size := 8 * len(numbered) * numbering.length) > DATA_BYTES.most:
+    size = 8 * len(records) * numbering.length
+    if size > DATA_BYTES.most:
         remedy = "Give fewer records, or a smaller `dataset.length`."
         raise DataError(FIELD, str(file), f"makes {DATA_BYTES.refusal(size)}", remedy)
-    alike = None if group is None else torch.tensor(groups)
-    return numbering.rows(numbered), torch.tensor(labels), text_origins(map(words_of, numbered)), alike
-
-
-def _class(text: str, first: int, file: Path, line: int) -> int:
-    """Return a class, counted from 0."""
-    plain = text.isascii() and text.isdigit() and len(text) < 10
-    if not plain or not first <= int(text) < first + _MOST_CLASSES:
-        raise damaged(
-            file, line, f"has the label {text[:40]!r}", f"Number the classes {first}, {first + 1}, …."
-        )
-    return int(text) - first
+    origins = text_origins(map(words_of, records))
+    record_groups = None if group is None else torch.tensor(groups)
+    return numbering.rows(records), torch.tensor(labels), origins, record_groups
