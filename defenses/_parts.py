@@ -77,7 +77,9 @@ def without_shares(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def unclaimed(tensors: Mapping[str, Tensor], public_index: bool) -> NoGuarantee | None:
     """Return why no guarantee can be claimed for a clipped and noised message, or None."""
-    bare = sorted(tensors.keys() & {*_LEFT_ALONE} - ({"index"} if public_index else set()))
+    bare = sorted(tensors.keys() & {*_LEFT_ALONE})
+    if public_index and "index" in bare:
+        bare.remove("index")
     if bare:
         return NoGuarantee(reason=f"{' and '.join(bare)} of the message goes out without noise")
     if not sum(t.numel() for t in values_of(tensors).values()):
@@ -92,8 +94,9 @@ def finite(sent: Tensor) -> Tensor:
 
 def norm(tensors: Iterable[Tensor]) -> float:
     """Return the ℓ2 norm of all values together, in double precision."""
-    squares = [t.double().square().sum().cpu() for t in tensors]
-    return float(torch.stack([torch.zeros((), dtype=torch.float64), *squares]).sum().sqrt())
+    squares = [torch.zeros((), dtype=torch.float64)]
+    squares += [t.double().square().sum().cpu() for t in tensors]
+    return float(torch.stack(squares).sum().sqrt())
 
 
 def noised(sent: Tensor, clipped: Tensor, drawn: Tensor) -> Tensor:
@@ -137,7 +140,8 @@ def moved(name: str, tensors: Mapping[str, Tensor], bound: float, grid: int | No
     count = sum(t.numel() for t in values.values())
     if CLIENT_SHARE not in tensors:
         return Moved(l1=float(count), l2=float(count) ** 0.5, covers=("data", "messages"))
-    share = (_share(name, tensors, values) * (float(tensors[CLIENT_BOUND]) / bound)).clamp_max(1.0)
+    share = _share(name, tensors, values) * (float(tensors[CLIENT_BOUND]) / bound)
+    share = share.clamp_max(1.0)
     if grid is not None:
         # Values less than m + 1 steps apart are rounded to numbers at most m + 1 apart; rounding may make a whole
         # number of steps slightly too large.

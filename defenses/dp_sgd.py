@@ -95,7 +95,8 @@ class DPSGD:
     def clipped(self, per_sample: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return Σ_i g_i / max(1, ||g_i|| / C), in double precision."""
         rows = {n: g.flatten(1).double() for n, g in per_sample.items()}
-        norms = torch.stack([torch.einsum("ij,ij->i", g, g) for g in rows.values()]).sum(0).sqrt()
+        squares = [torch.einsum("ij,ij->i", g, g) for g in rows.values()]
+        norms = torch.stack(squares).sum(0).sqrt()
         usable = torch.isfinite(norms)
         factors = torch.where(usable, self.config.clip / norms.clamp(min=self.config.clip), 0.0)
         if not bool(usable.all()):  # 0 times infinity is NaN

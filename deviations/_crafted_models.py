@@ -58,8 +58,9 @@ class CraftedModel(ABC):
             return (draft,)
         if absent := self.needed - draft.tensors.keys():
             raise ProtocolError(f"a deviation cannot craft {min(absent)}: it is not sent with these settings")
-        crafted = {**draft.tensors, **self.crafted(draft.tensors, self._rounds.index(draft.round), generator)}
-        return (replace(draft, tensors=crafted),)
+        turn = self._rounds.index(draft.round)
+        crafted = self.crafted(draft.tensors, turn, generator)
+        return (replace(draft, tensors={**draft.tensors, **crafted}),)
 
     @abstractmethod
     def crafted(

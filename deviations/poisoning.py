@@ -59,8 +59,9 @@ class Poisoning:
         room = max(1, round(self._config.share * len(x)))
         which = torch.arange(len(self._y)).repeat_interleave(self._config.copies)[:room]
         step = torch.randint(1, self._classes, (len(self._y),), generator=generator)
+        wrong = (self._y + step) % self._classes
         x[: len(which)] = self._x[which].to(x)
-        y[: len(which)] = ((self._y + step) % self._classes)[which].to(y)
+        y[: len(which)] = wrong[which].to(y)
         return x, y
 
     def sends(self, draft: Outgoing, generator: torch.Generator) -> Sequence[Outgoing]:

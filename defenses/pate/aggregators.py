@@ -139,11 +139,6 @@ class _Aggregator(Configured[Asked]):
         return index, counts
 
 
-def _plurality(counts: Tensor, drawn: Tensor) -> Tensor:
-    """Return the class (n,) of the largest noisy count. The noise is continuous, so it breaks ties of votes."""
-    return (counts + drawn).argmax(1)
-
-
 def _normal(noise: SecretStream, sigma: float, *shape: int) -> Tensor:
     return torch.as_tensor(noise.normal(*shape)) * sigma
 
@@ -182,7 +177,7 @@ class LNMax(_Aggregator[LNMaxConfig]):
 
     def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
         draws = torch.as_tensor(noise.laplace(*counts.shape)) / self.config.gamma
-        return torch.arange(len(counts)), _plurality(counts, draws)
+        return torch.arange(len(counts)), (counts + draws).argmax(1)
 
     def _guarantee(self, queries: int) -> Event:
         return PureDP(
@@ -219,7 +214,7 @@ class GNMax(_Aggregator[GNMaxConfig]):
 
     def _answers(self, counts: Tensor, noise: SecretStream) -> tuple[Tensor, Tensor]:
         draws = _normal(noise, self.config.sigma, *counts.shape)
-        return torch.arange(len(counts)), _plurality(counts, draws)
+        return torch.arange(len(counts)), (counts + draws).argmax(1)
 
     def _guarantee(self, queries: int) -> Event:
         return _gaussian(math.sqrt(2), self.config.sigma, queries)
@@ -260,7 +255,7 @@ class ConfidentGNMax(_Aggregator[ConfidentGNMaxConfig]):
         largest = counts.amax(1) + _normal(noise, self.config.sigma_threshold, len(counts))
         draws = _normal(noise, self.config.sigma, *counts.shape)
         passed = torch.nonzero(largest >= self.config.threshold).flatten()
-        return passed[: self.config.cap], _plurality(counts, draws)
+        return passed[: self.config.cap], (counts + draws).argmax(1)
 
     def _guarantee(self, queries: int) -> Event:
         threshold = _gaussian(1.0, self.config.sigma_threshold, queries)

@@ -71,7 +71,7 @@ def read_folder(folder: Path, image_size: int | None) -> RawData:
         images = [f for f in sorted(kind.iterdir()) if not _left_by_a_system(f)]
         if not images:
             raise DataError(_FIELD, str(kind), "is an empty class folder", "Put images there or remove it.")
-        files += [_inside(f, home) for f in images]
+        files += [_inside(image, home) for image in images]
         labels += [label] * len(images)
     x, origins = _images(files, folder, image_size)
     return RawData(

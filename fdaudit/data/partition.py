@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,6 +15,15 @@ from fdaudit.spec.schema import PartitionSpec
 from fdaudit.tasks import labels_of
 
 __all__ = ["class_counts", "class_table", "partition"]
+
+_MOST_DRAWS = 10_000
+"""Draws of Dirichlet shares, until each client has as many records as asked for."""
+_REMEDIES = {
+    "iid": "Use fewer clients or more data.",
+    "by-class": "Use fewer clients, more data, or more classes a client.",
+    "by-site": "Use fewer clients: each one is a site.",
+    "dirichlet": "Raise `partition.alpha`, use fewer clients or more data.",
+}
 
 
 def partition(
@@ -80,7 +89,12 @@ def partition(
             raise SpecError("partition.name", spec.name, unshared.problem, unshared.remedy)
         if not labels.one_class and spec.name != "iid":
             y, classes = labels.main_class(y, stream), classes + 1
-        parts = _RULES[spec.name](y, clients, spec, stream, classes)
+        if spec.name == "iid":
+            parts = list(torch.from_numpy(stream.permutation(len(y))).tensor_split(clients))
+        elif spec.name == "by-class":
+            parts = _by_class(y, clients, spec, stream, classes)
+        else:
+            parts = _dirichlet(y, clients, spec, stream, classes)
     sizes = [len(part) for part in parts]
     if min(sizes) < minimum:
         share = f"{min(sizes)} of {len(y)} records"
@@ -110,10 +124,6 @@ def _refuse_large_table(clients: int, classes: int) -> None:
 def class_counts(y: Tensor, classes: int) -> Tensor:
     """Return how often each class occurs in labels, int64 (classes,): in records, or of masks in pixels."""
     return labels_of(y).counts(y, classes)
-
-
-def _iid(y: Tensor, clients: int, spec: PartitionSpec, stream: SecretStream, classes: int) -> list[Tensor]:
-    return list(torch.from_numpy(stream.permutation(len(y))).tensor_split(clients))
 
 
 def _by_site(sites: Tensor | None, clients: int) -> list[Tensor]:
@@ -192,18 +202,3 @@ def _by_shares(
 def _shuffled(y: Tensor, label: int, stream: SecretStream) -> Tensor:
     records = (y == label).nonzero().flatten()
     return records[torch.from_numpy(stream.permutation(len(records)))]
-
-
-_MOST_DRAWS = 10_000
-"""Draws of Dirichlet shares, until each client has as many records as asked for."""
-_RULES: Mapping[str, Callable[[Tensor, int, PartitionSpec, SecretStream, int], list[Tensor]]] = {
-    "iid": _iid,
-    "by-class": _by_class,
-    "dirichlet": _dirichlet,
-}
-_REMEDIES: Mapping[str, str] = {
-    "iid": "Use fewer clients or more data.",
-    "by-class": "Use fewer clients, more data, or more classes a client.",
-    "by-site": "Use fewer clients: each one is a site.",
-    "dirichlet": "Raise `partition.alpha`, use fewer clients or more data.",
-}

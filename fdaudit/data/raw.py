@@ -140,7 +140,8 @@ def image_origins(x: Tensor) -> Tensor:
         grey = (levels == levels[:, :1]).flatten(1).all(1).tolist()
         for image, alike in zip(levels, grey, strict=True):
             planes = image[:1] if alike else image
-            digests.append(_digest(f"{tuple(planes.shape)}".encode() + planes.contiguous().numpy().tobytes()))
+            pixels = planes.contiguous().numpy().tobytes()
+            digests.append(_digest(f"{tuple(planes.shape)}".encode() + pixels))
     return _together(digests)
 
 
@@ -154,7 +155,8 @@ def _digest(content: bytes) -> bytes:
 
 
 def _together(digests: list[bytes]) -> Tensor:
-    return torch.from_numpy(np.frombuffer(b"".join(digests), dtype="<i8").reshape(-1, 2).astype(np.int64))
+    numbers = np.frombuffer(b"".join(digests), dtype="<i8").reshape(-1, 2)
+    return torch.from_numpy(numbers.astype(np.int64))
 
 
 def as_identities(array: NDArray[Any], n: int, field: str, what: str) -> Tensor:

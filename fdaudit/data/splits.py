@@ -211,10 +211,13 @@ def _set_aside_pictures(
                 records = own[pictures[own] == queue.pop()]
                 rows[name].append(records)
                 count += len(records)
-        rows["rest"].append(own[torch.isin(pictures[own], torch.tensor(queue, dtype=torch.int64))])
-    sorted_rows = {name: torch.cat([used[:0], *parts]).sort().values for name, parts in rows.items()}
-    rest = sorted_rows.pop("rest")
-    return sorted_rows, rest
+        unused = torch.tensor(queue, dtype=torch.int64)
+        rows["rest"].append(own[torch.isin(pictures[own], unused)])
+    shared = {}
+    for name, parts in rows.items():
+        shared[name] = torch.cat([used[:0], *parts]).sort().values
+    rest = shared.pop("rest")
+    return shared, rest
 
 
 def test_xy(dataset: Dataset, splits: Splits) -> tuple[Tensor, Tensor]:

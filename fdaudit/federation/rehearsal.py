@@ -136,13 +136,14 @@ def with_messages(
         transcript = folder / "transcript"
         rehearse(transcript, protocol=protocol, config=brief, common=common, data=records, seed=0)
         messages = read_log(transcript).messages
-    to: dict[tuple[str, str], dict[str, None]] = {}
-    for m in messages:
-        if m.kind not in UNDECLARED:
-            to.setdefault((m.kind, role(m.sender)), {}).update(dict.fromkeys(map(role, m.receivers)))
+    receiving: dict[tuple[str, str], list[str]] = {}
+    for message in messages:
+        if message.kind not in UNDECLARED:
+            roles = receiving.setdefault((message.kind, role(message.sender)), [])
+            roles += map(role, message.receivers)
     declared = []
-    for (kind, sender), receivers in to.items():
-        names = ", ".join(receivers)
+    for (kind, sender), roles in receiving.items():
+        names = ", ".join(dict.fromkeys(roles))
         declared.append({"kind": kind, "from": sender, "to": names, "what": "found in a rehearsal"})
     card = replace(protocol.card, messages=tuple(declared))
     own = {"card": card, "__doc__": protocol.__doc__, "__module__": protocol.__module__}

@@ -70,19 +70,22 @@ class GeneratorCard:
             raise SpecError(_FIELD, self.build, problem, "Check `build` and `arguments`.") from error
         return network
 
-    def misfit(self, found: Mapping[str, tuple[int, ...] | None]) -> str:
+    def misfit(self, sent: Mapping[str, tuple[int, ...] | None]) -> str:
         """Return why tensors of these shapes are not this generator's parameters; empty if they are."""
         try:
             module = self.module(torch.Generator().manual_seed(0))
         except SpecError as error:
             return f"its generator {error.problem}"
         shapes = {n: tuple(t.shape) for n, t in module.state_dict().items() if t.is_floating_point()}
-        if missing := [n for n in shapes if n not in found]:
-            return f"it lacks {missing[0]} of the declared generator {self.build}"
-        if strange := [n for n in found if n not in shapes]:
-            return f"the declared generator {self.build} has no {strange[0]}"
-        if other := [n for n, shape in found.items() if shape not in (None, shapes[n])]:
-            return f"{other[0]} is {found[other[0]]}, in the declared generator {shapes[other[0]]}"
+        for name in shapes:
+            if name not in sent:
+                return f"it lacks {name} of the declared generator {self.build}"
+        for name in sent:
+            if name not in shapes:
+                return f"the declared generator {self.build} has no {name}"
+        for name, shape in sent.items():
+            if shape not in (None, shapes[name]):
+                return f"{name} is {shape}, in the declared generator {shapes[name]}"
         return ""
 
     def drawn(
@@ -91,13 +94,14 @@ class GeneratorCard:
         """Return `count` samples of a generator with these parameters, with all classes equally likely."""
         module = self.module(torch.Generator().manual_seed(0)).eval()
         module.load_state_dict(dict(parameters), strict=False)  # counters are not sent
-        y = torch.arange(count) % max(self.classes, 1)
-        parts = []
+        classes = torch.arange(count) % max(self.classes, 1)
+        samples = []
         with torch.no_grad():
-            for part in y.split(at_once):
-                z = torch.randn(len(part), self.latent, generator=generator)
-                parts.append(module(z, part) if "class" in self.takes else module(z))
-        return torch.cat(parts)
+            for y in classes.split(at_once):
+                z = torch.randn(len(y), self.latent, generator=generator)
+                inputs = (z, y) if "class" in self.takes else (z,)
+                samples.append(module(*inputs))
+        return torch.cat(samples)
 
 
 def generator_card(

@@ -7,6 +7,7 @@ clipping per-sample gradients does not bound that influence.
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
@@ -51,13 +52,12 @@ class Generator(nn.Module):
         self.latent = latent
         channels, *sides = output_shape
         stages = (min(sides) // 4).bit_length() - 1
-        widths = [width * 2 ** min(stages - s, 3) for s in range(stages + 1)]
-        sizes = []
-        for s in range(stages + 1):
-            factor = 2 ** (stages - s)
-            sizes.append([-(-side // factor) for side in sides])
+        widths, sizes = [], []
+        for halvings in range(stages, -1, -1):
+            widths.append(width * 2 ** min(halvings, 3))
+            sizes.append([-(-side // 2**halvings) for side in sides])
         self._first = (widths[0], *sizes[0])
-        self.project = nn.Linear(latent, widths[0] * sizes[0][0] * sizes[0][1])
+        self.project = nn.Linear(latent, math.prod(self._first))
         layers: list[nn.Module] = [group_norm(widths[0]), nn.LeakyReLU(0.2)]
         for inner, outer, size in zip(widths, widths[1:], sizes[1:], strict=False):
             layers += [nn.Upsample(size=tuple(size)), nn.Conv2d(inner, outer, 3, padding=1)]
@@ -121,7 +121,9 @@ class ProjectionDiscriminator(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return logits (n,) of images (n, c, h, w) as members of classes (n,)."""
         phi = self.features(x)
-        return cast(Tensor, self.real(phi).squeeze(1) + self.of_class(phi).gather(1, y[:, None]).squeeze(1))
+        own_class = self.of_class(phi).gather(1, y[:, None])  # v_y · φ(x)
+        logits: Tensor = self.real(phi).squeeze(1) + own_class.squeeze(1)
+        return logits
 
 
 def build_generator(generator: torch.Generator, latent: int, width: int, output_shape: _Shape) -> Generator:

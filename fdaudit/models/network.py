@@ -109,7 +109,8 @@ def for_trial(module: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
 
 def group_norm(channels: int) -> nn.GroupNorm:
     """GroupNorm in at most 32 groups (Wu and He 2018) of at least 4 channels."""
-    groups = max(g for g in range(1, 33) if channels % g == 0 and (g == 1 or channels // g >= 4))
+    most = min(32, max(channels // 4, 1))
+    groups = max(g for g in range(1, most + 1) if channels % g == 0)
     return nn.GroupNorm(groups, channels)
 
 
@@ -191,7 +192,8 @@ def last_layer(module: nn.Module, x: Tensor) -> tuple[str, str | None]:
     hooks = [layer.register_forward_hook(keep(name)) for name, layer in linear.items()]
     try:
         with torch.no_grad():
-            answers = call_with(module, {name: t.clone() for name, t in module.named_buffers()}, x[:2])
+            buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+            answers = call_with(module, buffers, x[:2])
     finally:
         for hook in hooks:
             hook.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -109,7 +110,7 @@ def first_linear(module: nn.Module, shape: tuple[int, ...]) -> str | None:
     if not (layer.weight.requires_grad and layer.bias.requires_grad):
         return None
     # Check its actual input for an image with distinct values: nothing may scale or reorder it.
-    probe = torch.linspace(0, 1, int(torch.tensor(shape).prod())).view(1, *shape)
+    probe = torch.linspace(0, 1, math.prod(shape)).view(1, *shape)
     normalization = normalization_of(module)
     expected = probe if normalization is None else normalization(probe)
     in_training = [m for m in module.modules() if m.training]

@@ -84,7 +84,8 @@ def pooled_cnn(name: str, input_shape: _Shape, classes: int) -> Network:
         nn.Flatten(),
     )
     inner = feature_width(extractor, input_shape)
-    return Network(extractor, nn.Sequential(nn.Linear(inner, width), nn.ReLU(), nn.Linear(width, classes)))
+    head = nn.Sequential(nn.Linear(inner, width), nn.ReLU(), nn.Linear(width, classes))
+    return Network(extractor, head)
 
 
 def mlp(params: MlpParams, input_shape: _Shape, classes: int) -> Network:
@@ -113,7 +114,8 @@ def lenet_dlg(input_shape: _Shape, classes: int) -> Network:
         layers += [nn.Conv2d(channels, 12, 5, stride, padding=2), nn.Sigmoid()]
         channels = 12
     extractor = nn.Sequential(*layers, nn.Flatten())
-    network = Network(extractor, nn.Sequential(nn.Linear(feature_width(extractor, input_shape), classes)))
+    inner = feature_width(extractor, input_shape)
+    network = Network(extractor, nn.Sequential(nn.Linear(inner, classes)))
     for parameter in network.parameters():
         nn.init.uniform_(parameter, -0.5, 0.5)
     return network
@@ -132,4 +134,5 @@ def strided_cnn(params: StridedParams, input_shape: _Shape, classes: int) -> Net
         layers += [nn.Conv2d(inner, outer, params.kernel, stride, padding=params.kernel // 2), nn.ReLU()]
         inner = outer
     extractor = nn.Sequential(*layers, nn.Flatten())
-    return Network(extractor, nn.Sequential(nn.Linear(feature_width(extractor, input_shape), classes)))
+    inner = feature_width(extractor, input_shape)
+    return Network(extractor, nn.Sequential(nn.Linear(inner, classes)))

@@ -42,11 +42,11 @@ class UNet(nn.Module):
     def __init__(self, channels: int, classes: int, width: int, depth: int) -> None:
         super().__init__()
         widths = [width * 2**level for level in range(depth + 1)]
-        self.encoder = nn.ModuleList(
-            _level(inside, outside) for inside, outside in zip([channels, *widths], widths, strict=False)
-        )
-        self.narrow = nn.ModuleList(nn.Conv2d(2 * w, w, 1) for w in reversed(widths[:-1]))
-        self.decoder = nn.ModuleList(_level(2 * w, w) for w in reversed(widths[:-1]))
+        above = [channels, *widths[:-1]]
+        upwards = list(reversed(widths[:-1]))
+        self.encoder = nn.ModuleList(map(_level, above, widths))
+        self.narrow = nn.ModuleList(nn.Conv2d(2 * w, w, 1) for w in upwards)
+        self.decoder = nn.ModuleList(_level(2 * w, w) for w in upwards)
         self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -65,4 +65,5 @@ def _known(column: Column, entries: Tensor, public: Tensor) -> tuple[Column, Ten
     names = compress(column.categories, occurs.tolist())
     of_names = entries[:, occurs]
     of_others = 1 - of_names.sum(1, keepdim=True)
-    return replace(column, categories=(*names, OTHER), stated=True), torch.cat([of_names, of_others], 1)
+    public_column = replace(column, categories=(*names, OTHER), stated=True)
+    return public_column, torch.cat([of_names, of_others], 1)

@@ -37,8 +37,9 @@ def known_words(dataset: Dataset, public: Tensor, most: int) -> Dataset:
         problem = "leave no text to take a vocabulary from"
         raise DataError("splits", "proxy and auxiliary", problem, "Raise splits.proxy or splits.auxiliary.")
     count = torch.bincount(dataset.x[public].flatten(), minlength=len(dataset.words)).tolist()
-    there = [n for n in range(len(SPECIAL), len(count)) if count[n]]
-    frequent = sorted(there, key=lambda n: (-count[n], dataset.words[n]))[: most - len(SPECIAL)]
+    present = [n for n in range(len(SPECIAL), len(count)) if count[n]]
+    present.sort(key=lambda n: (-count[n], dataset.words[n]))
+    frequent = present[: most - len(SPECIAL)]
     number = torch.full((len(dataset.words),), UNKNOWN)
     number[PADDING] = PADDING
     number[frequent] = torch.arange(len(SPECIAL), len(SPECIAL) + len(frequent))

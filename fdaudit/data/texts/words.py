@@ -39,11 +39,14 @@ class Numbering:
 
     def rows(self, texts: Iterable[str]) -> Tensor:
         """Return token numbers (n, L), int64. A text without a word is one unknown word."""
-        encoded = []
+        rows = []
         for text in texts:
-            own = self._numbers(text) or [UNKNOWN]
-            encoded.append(torch.tensor(own + [PADDING] * (self.length - len(own)), dtype=torch.int32))
-        return torch.stack(encoded).long() if encoded else torch.zeros(0, self.length, dtype=torch.int64)
+            numbers = self._numbers(text) or [UNKNOWN]
+            numbers = numbers + [PADDING] * (self.length - len(numbers))
+            rows.append(torch.tensor(numbers, dtype=torch.int32))
+        if not rows:
+            return torch.zeros(0, self.length, dtype=torch.int64)
+        return torch.stack(rows).long()
 
     def _numbers(self, text: str) -> list[int]:
         """Return the numbers of a text's first L words."""
