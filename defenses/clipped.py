@@ -71,9 +71,8 @@ class DPFedAvg(Configured[DPFedAvgConfig]):
             ProtocolError: the message is no update.
         """
         if kind not in self.card.accepts:
-            raise ProtocolError(
-                f"{self.card.name}: {kind} is no update. Attach it to {' or '.join(self.card.accepts)}."
-            )
+            kinds = " or ".join(self.card.accepts)
+            raise ProtocolError(f"{self.card.name}: {kind} is no update. Attach it to {kinds}.")
         return self._noise.release(kind, tensors, noise)
 
 

@@ -208,9 +208,8 @@ class HardLabel(Configured[HardLabelConfig]):
             ProtocolError: the message has no answers (n, C).
         """
         if kind not in self.card.accepts:
-            raise ProtocolError(
-                f"{self.card.name}: {kind} is no answer. Attach it to {' or '.join(self.card.accepts)}."
-            )
+            kinds = " or ".join(self.card.accepts)
+            raise ProtocolError(f"{self.card.name}: {kind} is no answer. Attach it to {kinds}.")
         rows = _rows(self.card.name, kind, tensors)
         labels = narrow(rows.argmax(1), rows.shape[1])
         message = {n: t for n, t in _sent(tensors, labels).items() if n != "z_max"}

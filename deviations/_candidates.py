@@ -94,7 +94,13 @@ class CandidateQuestions:
         if not self.config.within(draft.round):
             return (draft,)
         if draft.kind == "proxy_indices" and len(self.places):
-            return (replace(draft, tensors={"index": self._request(draft)}),)
+            # Candidates, by turns if they are too many, and then other samples.
+            index = draft.tensors["index"]
+            size, count = len(index), len(self.places)
+            turn = (torch.arange(count) + draft.round * size) % count
+            others = index[~torch.isin(index.long(), self.places)].long()
+            request = torch.cat([self.places[turn], others])[:size].sort().values
+            return (replace(draft, tensors={"index": request.to(index.dtype)}),)
         if draft.kind != "generated_samples":
             return (draft,)
         samples = draft.tensors["samples"].clone()
@@ -102,12 +108,3 @@ class CandidateQuestions:
         part = self.x[draft.step * len(samples) : (draft.step + 1) * len(samples)]
         samples[: len(part)] = part.to(samples)
         return (replace(draft, tensors={"samples": samples}),)
-
-    def _request(self, draft: Outgoing) -> Tensor:
-        """Return a request (m,) for candidates, by turns if they are too many, and then for other samples."""
-        index = draft.tensors["index"]
-        size, count = len(index), len(self.places)
-        turn = (torch.arange(count) + draft.round * size) % count
-        others = index[~torch.isin(index.long(), self.places)].long()
-        request = torch.cat([self.places[turn], others])[:size]
-        return request.sort().values.to(index.dtype)

@@ -32,9 +32,8 @@ class CraftedFirstLayer(CraftedModel):
         layer = first_linear(self.module, self.network.input_shape)
         if layer is None or not _rectified(self.module, layer):
             problem = "does not start with a fully connected layer that a ReLU follows"
-            raise SpecError(
-                "model.name", self.network.name, problem, "Choose such a network, for example 'mlp'."
-            )
+            remedy = "Choose such a network, for example 'mlp'."
+            raise SpecError("model.name", self.network.name, problem, remedy)
         self.layer = layer
         self.needed = frozenset(f"{name}.weight" for name in (layer, self.next_layer) if name)
         records = knowledge.public if knowledge.auxiliary is None else knowledge.auxiliary[0]

@@ -29,8 +29,14 @@ def probes_of(
     """
     flat = x.flatten(1).double()
     if kind == "boundary":
+        distance = torch.cdist(flat, flat).masked_fill(y[:, None] == y, torch.inf)
+        nearest, other = distance.min(1)
+        root_mean_square = nearest / flat.shape[1] ** 0.5
+        # The farthest probe is as far as asked for, or half the way if that is less.
+        most = (reach / root_mean_square.clamp_min(1e-12)).clamp_max(0.5)
+        way = most[:, None] * (flat[other] - flat)
         share = torch.arange(1, count + 1, dtype=torch.float64) / count
-        offsets = share[:, None] * _towards_another_class(flat, y, reach)[:, None]
+        offsets = share[:, None] * way[:, None]
     else:
         directions = torch.randn(len(x), count, flat.shape[1], generator=generator, dtype=torch.float64)
         if kind == "gradients":
@@ -38,12 +44,3 @@ def probes_of(
         offsets = reach * directions / directions.square().mean(2, keepdim=True).sqrt()
     probes: Tensor = flat[:, None] + offsets
     return probes.view(len(x), count, *x.shape[1:]).to(x)
-
-
-def _towards_another_class(x: Tensor, y: Tensor, reach: float) -> Tensor:
-    """Return steps (n, d) of a length towards the nearest record of another class, or half the way if that is less."""
-    distance = torch.cdist(x, x).masked_fill(y[:, None] == y, torch.inf)
-    nearest, other = distance.min(1)
-    root_mean_square: Tensor = nearest / x.shape[1] ** 0.5
-    share = (reach / root_mean_square.clamp_min(1e-12)).clamp_max(0.5)
-    return share[:, None] * (x[other] - x)

@@ -45,9 +45,8 @@ class Imprint(CraftedFirstLayer):
     def __init__(self, config: ImprintConfig, knowledge: Knowledge) -> None:
         super().__init__(config, knowledge)
         if not self.next_layer:
-            raise SpecError(
-                "model.name", None, "has one layer, and an imprint needs two", "Choose a deeper one."
-            )
+            problem = "has one layer, and an imprint needs two"
+            raise SpecError("model.name", None, problem, "Choose a deeper one.")
 
     def crafted(
         self, model: Mapping[str, Tensor], turn: int, generator: torch.Generator

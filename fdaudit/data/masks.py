@@ -65,9 +65,8 @@ def read_masks(file: Path) -> RawData:
 def _objects(array: NDArray[Any], x: Tensor, what: str) -> Tensor:
     """Return the numbers of the objects (n, h, w), int32."""
     if array.dtype.kind not in "iu":
-        raise DataError(
-            _FIELD, what, f"has dtype {array.dtype}", "Store whole numbers, 0 for the background."
-        )
+        remedy = "Store whole numbers, 0 for the background."
+        raise DataError(_FIELD, what, f"has dtype {array.dtype}", remedy)
     if array.shape != (len(x), *x.shape[2:]):
         problem = f"has shape {array.shape} for {len(x)} images of {x.shape[2]}x{x.shape[3]}"
         raise DataError(_FIELD, what, problem, "Store one mask (h, w) for each image.")

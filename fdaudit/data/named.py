@@ -86,9 +86,8 @@ def read_digits() -> RawData:
     """Return the 1,797 8x8 digits that ship with scikit-learn; there is no official test split."""
     package = find_spec("sklearn")  # only found: importing it takes seconds
     if package is None or package.origin is None:
-        raise DataError(
-            "dataset.name", "digits", "comes with scikit-learn, which is absent", "Install scikit-learn."
-        )
+        problem = "comes with scikit-learn, which is absent"
+        raise DataError("dataset.name", "digits", problem, "Install scikit-learn.")
     with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as table:
         rows = np.loadtxt(table, delimiter=",")
     images = rows[:, :-1].reshape(-1, 1, 8, 8)
@@ -158,9 +157,8 @@ def read_torchvision(name: str, root: Path, download: bool) -> RawData:
     _refuse_large(root, place)
     x, y = _split(name, source, root, source.train, download)
     test_x, test_y = _split(name, source, root, source.test, download)
-    return RawData(
-        x=x, y=y, test_x=test_x, test_y=test_y, classes=source.classes, provenance=source.provenance
-    )
+    classes, provenance = source.classes, source.provenance
+    return RawData(x=x, y=y, test_x=test_x, test_y=test_y, classes=classes, provenance=provenance)
 
 
 def _refuse_large(root: Path, place: Path) -> None:

@@ -30,9 +30,8 @@ def apportion(total: int, weights: Sequence[int], caps: Sequence[int] | None = N
     """
     caps = weights if caps is None else caps
     if not 0 <= total <= sum(caps):
-        raise ValueError(
-            f"apportion: total = {total} must lie between 0 and {sum(caps)}, the sum of the caps."
-        )
+        span = f"between 0 and {sum(caps)}, the sum of the caps"
+        raise ValueError(f"apportion: total = {total} must lie {span}.")
     whole = max(sum(weights), 1)
     shares = [min(total * weight // whole, cap) for weight, cap in zip(weights, caps, strict=True)]
     by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))

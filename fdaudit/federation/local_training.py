@@ -66,8 +66,9 @@ class LocalTrainings:
         behind = joined((DATA,), inputs)
         if guard is None:
             return behind
-        described = {**guard.rule.describe(), "of": of}
-        return (self._wire.release(party, guard.rule.event(guard.steps), inputs=behind, described=described),)
+        event, described = guard.rule.event(guard.steps), {**guard.rule.describe(), "of": of}
+        seq = self._wire.release(party, event, inputs=behind, described=described)
+        return (seq,)
 
     def fit(
         self,

@@ -63,10 +63,8 @@ class DensityRatio:
         """
         samples = _samples("x", x)
         if samples.shape[1] != self.centres.shape[1]:
-            raise ValueError(
-                f"x: has {samples.shape[1]} dimensions, the fitted samples {self.centres.shape[1]}. "
-                "Give samples of the fitted space."
-            )
+            problem = f"x: has {samples.shape[1]} dimensions, the fitted samples {self.centres.shape[1]}."
+            raise ValueError(f"{problem} Give samples of the fitted space.")
         samples = samples.to(self.centres)
         values = samples.new_empty(len(samples), dtype=torch.float64)
         for rows, kernel in _kernel_blocks(samples, self.centres, self.bandwidth):
@@ -290,9 +288,8 @@ def _pair(known: Tensor | NDArray[Any], auxiliary: Tensor | NDArray[Any]) -> tup
         if not len(samples):
             raise ValueError(f"{name}: holds no sample. Give at least one.")
     if x.shape[1] != u.shape[1]:
-        raise ValueError(
-            f"auxiliary: has {u.shape[1]} dimensions, known {x.shape[1]}. Give samples of one space."
-        )
+        problem = f"auxiliary: has {u.shape[1]} dimensions, known {x.shape[1]}."
+        raise ValueError(f"{problem} Give samples of one space.")
     dtype = torch.promote_types(x.dtype, u.dtype)
     return x.to(dtype), u.to(device=x.device, dtype=dtype)
 

@@ -201,9 +201,8 @@ def last_layer(module: nn.Module, x: Tensor) -> tuple[str, str | None]:
         if outputs[name].shape == answers.shape and torch.equal(outputs[name], answers):
             prefix = f"{name}." if name else ""
             return f"{prefix}weight", None if linear[name].bias is None else f"{prefix}bias"
-    raise UsageError(
-        "module", type(module).__name__, "does not end in a linear layer", "Give the labels to the attack."
-    )
+    problem = "does not end in a linear layer"
+    raise UsageError("module", type(module).__name__, problem, "Give the labels to the attack.")
 
 
 @contextmanager

@@ -381,9 +381,8 @@ def paper_model(task: str, client: int) -> ModelSpec:
         SpecError: the tables have no such task or client.
     """
     if (task, client) not in PAPER_TABLES:
-        raise SpecError(
-            "model", f"{task}, client {client}", "is in none of the tables", nearest(task, _TABLES)
-        )
+        value = f"{task}, client {client}"
+        raise SpecError("model", value, "is in none of the tables", nearest(task, _TABLES))
     params: dict[str, JsonValue] = {}
     if task == "cifar10":
         params["head"] = list(_PAPER_HEADS[client - 1])

@@ -93,11 +93,17 @@ class Weights:
             SpecError: a tensor is absent, has another shape, or is not of finite floats.
         """
         file = self.folder / WEIGHTS_FILE
-        plain = {_plain(name, self.sizes.model_type): tensor for name, tensor in self.stored.items()}
+        stored = {}
+        for stored_name, tensor in self.stored.items():
+            name = stored_name.removeprefix(f"{self.sizes.model_type}.")
+            # Older files say gamma and beta in a LayerNorm.
+            name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+            stored[name.replace("LayerNorm.beta", "LayerNorm.bias")] = tensor
         parameters = {}
         for name, shape in shapes.items():
-            if (tensor := plain.get(name)) is None:
+            if name not in stored:
                 raise _wrong(file, f"has no tensor {name}")
+            tensor = stored[name]
             if tuple(tensor.shape) != shape or not tensor.is_floating_point():
                 kind = str(tensor.dtype).removeprefix("torch.")
                 problem = f"has {name} as {kind} {tuple(tensor.shape)}; config.json implies floats {shape}"
@@ -121,11 +127,12 @@ def found_in(path: str, digest: str | None = None, root: Path | None = None) -> 
             one of another shape, or the files have another digest.
     """
     folder = _resolved(path, root)
-    content = {name: _read(folder, _resolved(str(Path(path) / name), root), FILES[name]) for name in FILES}
-    hashed = hashlib.sha256()
-    for part in content.values():
-        hashed.update(part)
-    if digest not in (None, actual := hashed.hexdigest()):
+    content, hashed = {}, hashlib.sha256()
+    for name, limit in FILES.items():
+        content[name] = _read(folder, _resolved(str(Path(path) / name), root), limit)
+        hashed.update(content[name])
+    actual = hashed.hexdigest()
+    if digest not in (None, actual):
         problem = f"is not the digest of the files in {folder}: they have {actual}"
         raise SpecError("model.params.sha256", digest, problem, "Correct it, or put the right files there.")
     sizes = _sizes(folder / CONFIG_FILE, content[CONFIG_FILE])
@@ -186,12 +193,6 @@ def _sizes(file: Path, content: bytes) -> Sizes:
         raise _wrong(file, problem) from None
     except ValueError as error:
         raise _wrong(file, f"is no JSON ({error})") from None
-
-
-def _plain(name: str, prefix: str) -> str:
-    """Return a tensor's name without its prefix. Older files say gamma and beta in a LayerNorm."""
-    stem = name.removeprefix(f"{prefix}.")
-    return stem.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _wrong(file: Path, problem: str) -> SpecError:
