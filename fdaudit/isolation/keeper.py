@@ -87,7 +87,9 @@ def keep(child: int, parent: int, bounds: Bounds) -> NoReturn:
         os.kill(os.getpid(), signal.SIGKILL)
     if why in ENDINGS:
         os._exit(why)
-    os._exit(BY_SIGNAL - why if why < 0 else min(why, 1))
+    if why < 0:
+        os._exit(BY_SIGNAL - why)
+    os._exit(min(why, 1))
 
 
 def _watched(child: int, parent: int, bounds: Bounds) -> int:
@@ -127,7 +129,8 @@ def _descendants() -> Sequence[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+                after_name = file.read().rpartition(b")")[2]
+                parents[int(name)] = int(after_name.split()[1])
     processes, more = set[int](), {os.getpid()}
     while more:
         more = {process for process, above in parents.items() if above in more} - processes
