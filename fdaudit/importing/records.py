@@ -18,13 +18,12 @@ import yaml
 from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import IntegrityError, RunError, SpecError
-from fdaudit.importing.frozen_check import frozen_that_moved, never_moved
+from fdaudit.importing.frozen_check import ModelsOnRecord, frozen_that_moved, never_moved
 from fdaudit.importing.record_check import asserted, contradictions, not_finite, oddities, refuse_false_card
 from fdaudit.importing.truth_check import doubts, refuted_rates
 from fdaudit.importing.truth_files import TruthFiles, truth_files
 from fdaudit.limits import DATA_BYTES, JSON_BYTES, read_file
 from fdaudit.planning.brought import ARRAYS, BroughtRecords
-from fdaudit.planning.case import Case
 from fdaudit.planning.ladder import LADDER
 from fdaudit.planning.recorded import BROUGHT, recorded_case, recorded_spec
 from fdaudit.planning.recorded import USES as KEPT_USES
@@ -93,20 +92,23 @@ def import_record(
     settings = audit_settings(audit) if isinstance(audit, Path) else audit or {}
     refuse_code(settings, "audit")
     spec = recorded_spec(stated, about.parties, {**settings, **_named_by_user(loss)})
-    secrets = Secrets.draw(spec.seed)
-    if seed_from is not None:
-        secrets = _secrets_of(Path(seed_from))
+    if seed_from is None:
+        secrets = Secrets.draw(spec.seed)
+    else:
+        refuse_links(Path(seed_from), ("vault",))
+        secrets = Vault(Path(seed_from) / "vault").secrets
     with (
         truth_files([Path(t) for t in truth], stated, about.parties) as files,
         written_whole(target) as folder,
     ):
         owned, uses = files.brought(), files.uses()
         _refuse_other_design(stated, owned)
-        left_out = closed_part(about, folder / "transcript")
-        messages = held_messages(folder / "transcript")
+        transcript = folder / "transcript"
+        left_out = closed_part(about, transcript)
+        messages = held_messages(transcript)
         if not messages:
             raise RunError("record", str(record), "has no closed round", "Record at least one whole round.")
-        damaged = not_finite(folder / "transcript", messages)
+        damaged = not_finite(transcript, messages)
         case = recorded_case(
             stated,
             spec,
@@ -117,16 +119,16 @@ def import_record(
             uses=uses is not None,
             not_finite=damaged.keys(),
         )
-        refuse_false_card(case, folder / "transcript", messages)
-        if false := _refuted(case, folder / "transcript", messages, uses):
+        refuse_false_card(case, transcript, messages)
+        models = ModelsOnRecord(case, transcript, messages)
+        if false := _refuted(models, uses):
             raise IntegrityError(false)
         case.execution.begin()
         run = RunDirectory(folder, case)
         _fill(run, stated, secrets, files, uses)
-        doubtful = never_moved(case, folder / "transcript", messages)
-        doubtful += doubts(case, folder / "transcript", messages, uses)
+        doubtful = [*never_moved(models), *doubts(models, uses or {})]
         notes = [*checked.notes, *files.notes, *_shown(damaged), *oddities(case, messages), *doubtful]
-        _seal(run, case, about, messages, notes, left_out)
+        _seal(run, about, messages, notes, left_out)
         conclude(run)
     return Run(target)
 
@@ -167,20 +169,19 @@ def check(
     with truth_files(truth, stated, about.parties) as files, scratch("import") as folder:
         owned, uses = files.brought(), files.uses()
         _refuse_other_design(stated, owned)
-        closed_part(about, folder / "transcript")
-        messages = held_messages(folder / "transcript")
-        spec = recorded_spec(stated, about.parties, _named_by_user(loss))
-        case = recorded_case(
-            stated, spec, Secrets.draw(0), about.parties, messages, owned, uses=uses is not None
-        )
-        refuse_false_card(case, folder / "transcript", messages)
-        damaged = not_finite(folder / "transcript", messages)
-        defects = _refuted(case, folder / "transcript", messages, uses)
+        transcript = folder / "transcript"
+        closed_part(about, transcript)
+        messages = held_messages(transcript)
+        spec, secrets = recorded_spec(stated, about.parties, _named_by_user(loss)), Secrets.draw(0)
+        case = recorded_case(stated, spec, secrets, about.parties, messages, owned, uses=uses is not None)
+        refuse_false_card(case, transcript, messages)
+        damaged = not_finite(transcript, messages)
+        models = ModelsOnRecord(case, transcript, messages)
+        defects = _refuted(models, uses)
         doubtful = []
         if not defects:
-            doubtful += never_moved(case, folder / "transcript", messages)
-            doubtful += doubts(case, folder / "transcript", messages, uses)
-            doubtful += [one.words for one in unused_members(case, messages, uses)]
+            doubtful += [*never_moved(models), *doubts(models, uses or {})]
+            doubtful += [member.words for member in unused_members(case, messages, uses)]
     missing = [f"Not brought: {what}." for what in case.not_brought.values()]
     notes = [*checked.notes, *files.notes, *_shown(damaged), *oddities(case, messages), *doubtful, *missing]
     return defects, notes
@@ -238,15 +239,11 @@ def _named_by_user(loss: str | None) -> dict[str, str]:
 
 def _shown(damaged: Mapping[int, str]) -> list[str]:
     """Return the sentences about the first damaged messages, and how many there are more."""
-    sentences, more = list(damaged.values())[:_MOST_SHOWN], len(damaged) - _MOST_SHOWN
+    sentences = list(damaged.values())[:_MOST_SHOWN]
+    more = len(damaged) - _MOST_SHOWN
     if more > 0:
         sentences.append(f"{more} more messages are not finite and left out.")
     return sentences
-
-
-def _secrets_of(run: Path) -> Secrets:
-    refuse_links(run, ("vault",))
-    return Vault(run / "vault").secrets
 
 
 def _card_of(record: Path, card: Card | Path | str | dict[str, Any] | None) -> Card:
@@ -264,17 +261,12 @@ def _card_of(record: Path, card: Card | Path | str | dict[str, Any] | None) -> C
     return stated
 
 
-def _refuted(
-    case: Case,
-    transcript: Path,
-    messages: Sequence[Message],
-    uses: Mapping[int, tuple[int, ...]] | None,
-) -> list[str]:
+def _refuted(models: ModelsOnRecord, uses: Mapping[int, Sequence[int]] | None) -> list[str]:
     """Return what the truth refutes in the lines, or else in the payloads."""
     return (
-        contradictions(case, messages, uses)
-        or frozen_that_moved(case, transcript, messages)
-        or refuted_rates(case, transcript, messages, uses or {})
+        contradictions(models.case, models.messages, uses)
+        or frozen_that_moved(models)
+        or refuted_rates(models, uses or {})
     )
 
 
@@ -309,45 +301,39 @@ def _fill(
         for seq, records in uses.items():
             numbers[str(seq)] = torch.tensor(list(records), dtype=torch.int64)
         vault.save(KEPT_USES, numbers)
-    for name, value in (
-        ("spec.yaml", run.case.spec.public(run.commitments["seed"])),
-        (CARD, card.model_dump(mode="json")),
-    ):
+    public_spec = run.case.spec.public(run.commitments["seed"])
+    for name, value in (("spec.yaml", public_spec), (CARD, card.model_dump(mode="json"))):
         write_atomically(run.path / name, yaml.safe_dump(value, sort_keys=False).encode("utf-8"))
 
 
 def _seal(
-    run: RunDirectory,
-    case: Case,
-    about: Record,
-    messages: Sequence[Message],
-    notes: Sequence[str],
-    left_out: int,
+    run: RunDirectory, about: Record, messages: Sequence[Message], notes: Sequence[str], left_out: int
 ) -> None:
-    write_manifest(
-        run.path,
-        {
-            "origin": case.origin,
-            "head": about.head,
-            "messages": about.messages,
-            "commitments": run.commitments,
-            "spec_sha256": case.spec.digest(),
-            "versions": versions(),
-            "recording": {
-                "system": case.system.card.name,
-                "asserted_by": case.system.card.asserted_by,
-                "parties": list(case.parties),
-                "rounds": about.rounds,
-                "closed": about.closed,
-                "left_out": left_out,
-                "notes": list(notes),
-                "not_finite": sorted(case.system.not_finite),
-                "asserted": asserted(case, messages),
-                "ladder": [
-                    {"bring": what, "buys": buys, "there": not case.missing(*parts)}
-                    for what, parts, buys in LADDER
-                ],
-                "design": case.design,
-            },
-        },
-    )
+    """Write the manifest."""
+    case = run.case
+    ladder = []
+    for what, parts, buys in LADDER:
+        ladder.append({"bring": what, "buys": buys, "there": not case.missing(*parts)})
+    recording = {
+        "system": case.system.card.name,
+        "asserted_by": case.system.card.asserted_by,
+        "parties": list(case.parties),
+        "rounds": about.rounds,
+        "closed": about.closed,
+        "left_out": left_out,
+        "notes": list(notes),
+        "not_finite": sorted(case.system.not_finite),
+        "asserted": asserted(case, messages),
+        "ladder": ladder,
+        "design": case.design,
+    }
+    manifest = {
+        "origin": case.origin,
+        "head": about.head,
+        "messages": about.messages,
+        "commitments": run.commitments,
+        "spec_sha256": case.spec.digest(),
+        "versions": versions(),
+        "recording": recording,
+    }
+    write_manifest(run.path, manifest)
