@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import torch
 from torch import Tensor
 
+from fdaudit.importing.record_check import first_of
 from fdaudit.kinds import MODELS
 from fdaudit.names import visible
 from fdaudit.storage.files import decode
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelsOnRecord", "frozen_that_moved", "never_moved"]
 
 _MOST_SHOWN = 10
-"""Messages, and parameters, that a sentence names one by one."""
+"""Messages that a check names one by one."""
 _LEAST = 2
 """Uploads without a movement from which a parameter counts as one that does not move."""
 
@@ -123,7 +124,4 @@ def _movements(models: ModelsOnRecord) -> Iterator[tuple[Message, Mapping[str, b
 
 
 def _listed(names: Sequence[str]) -> str:
-    first = [visible(name)[:60] for name in names[:3]]
-    if len(names) > 3:
-        first.append("…")
-    return ", ".join(first)
+    return first_of([visible(name)[:60] for name in names], 3)

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from fdaudit.errors import IntegrityError, RunError
+from fdaudit.importing.record_check import first_of
 from fdaudit.kinds import KINDS, MODELS
 from fdaudit.names import visible
 from fdaudit.recording.record import check_record, closed_part, held_messages, read_record
@@ -197,10 +198,8 @@ def _tensors(messages: list[Message]) -> str:
     if numbered(names):
         names.sort(key=int)
         positions = ". Numbers are positions in the network's `state_dict()` or `parameters()`"
-    described = [f"{visible(name)[:_MOST_SHOWN]} {list(model.tensors[name].shape)}" for name in names[:4]]
-    if len(names) > 4:
-        described.append("…")
-    return f"{positions}:\n  " + ", ".join(described)
+    described = [f"{visible(name)[:_MOST_SHOWN]} {list(model.tensors[name].shape)}" for name in names]
+    return f"{positions}:\n  {first_of(described, 4)}"
 
 
 def _models(messages: list[Message]) -> Iterator[Message]:

@@ -27,7 +27,15 @@ from fdaudit.transcript.payloads import read_payload
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case
 
-__all__ = ["asserted", "contradictions", "not_finite", "oddities", "prefix_of", "refuse_false_card"]
+__all__ = [
+    "asserted",
+    "contradictions",
+    "first_of",
+    "not_finite",
+    "oddities",
+    "prefix_of",
+    "refuse_false_card",
+]
 
 Uses = Mapping[int, Sequence[int]]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -214,13 +222,13 @@ def not_finite(transcript: Path, messages: Sequence[Message]) -> dict[int, str]:
             if tensor.is_floating_point() and (count := int((~torch.isfinite(tensor)).sum())):
                 counts.append(f"{count} of {tensor.numel()} values of {visible(name)[:60]}")
         if counts:
-            problem = f"is not finite: {_first(counts, 3)}. It is left out, and attacks read the others."
+            problem = f"is not finite: {first_of(counts, 3)}. It is left out, and attacks read the others."
             sentences[message.seq] = f"Message {message.seq} of {message.sender}, {message.kind}, {problem}"
     return sentences
 
 
-def _first(words: Sequence[str], most: int) -> str:
-    """Return the first words, and a sign that there are more."""
+def first_of(words: Sequence[str], most: int) -> str:
+    """Return the first words with commas, and a sign if there are more."""
     shown = list(words[:most])
     if len(words) > most:
         shown.append("…")
@@ -252,7 +260,7 @@ def _missing_rounds(messages: Sequence[Message]) -> Iterator[str]:
             missing &= asked_in[sender]
             why = "it received a message in that round, and it was silent or its answer is missing"
         if missing:
-            numbers = _first([str(number) for number in sorted(missing)], 5)
+            numbers = first_of(list(map(str, sorted(missing))), 5)
             yield f"{sender} sends no {kind} in round {numbers}, in which others do: {why}."
             shown += 1
 

@@ -105,9 +105,10 @@ def score_at_site(
         run, about = scoring_run(lines, folder / "run", card=card, truth=truth, audit=audit)
         scorable = _scorable(run, about, given, guesses, lines)
         with answered_at(home_of_records(truth), run.case.system.record_names) as answered:
-            fields = {"head": about.head, "card": _card_digest(run.case), "versions": versions()}
-            fields |= _charge(answered, given.goal, run.case, scorable, digest)
-            statement = scored(given, digest, coarse_figures(run, scorable), **fields)
+            counts = _charge(answered, given.goal, run.case, scorable, digest)
+            figures = coarse_figures(run, scorable)
+            record_and_card = {"head": about.head, "card": _card_digest(run.case)}
+            statement = scored(given, digest, figures, versions=versions(), **record_and_card, **counts)
             write_atomically(out, seal(statement.to_bytes(), key))
     return statement.predicate
 

@@ -96,13 +96,13 @@ def _watched(child: int, parent: int, bounds: Bounds) -> int:
     """Return the child's exit status, or why it must end."""
     pause, free = _PAUSE, _free(bounds.folder)
     while os.getppid() == parent:
-        came = signal.sigtimedwait(_SIGNALS, pause)
-        if came is not None and came.si_signo == signal.SIGTERM:
+        arrived = signal.sigtimedwait(_SIGNALS, pause)
+        if arrived is not None and arrived.si_signo == signal.SIGTERM:
             return 0
         while (child_status := os.waitpid(-1, os.WNOHANG)) != (0, 0):
             if child_status[0] == child:
                 return os.waitstatus_to_exitcode(child_status[1])
-        if came is None:
+        if arrived is None:
             start = time.process_time()
             if (why := _excess(bounds, free)) is not None:
                 return why

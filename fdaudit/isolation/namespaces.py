@@ -73,19 +73,19 @@ def build_tree(readable: Sequence[str], writable: Sequence[str]) -> None:
     top, here = _SCAFFOLD, os.getcwd()
     proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
     entries = [*_shown(readable, writable=False), *_shown(writable, writable=True)]
-    names_own = any(path.startswith("/proc/") for path in writable)
+    writes_proc = any(path.startswith("/proc/") for path in writable)
     changed = dict[str, int]()
-    for each in entries:
-        for folder in map(str, Path(each.place).parents):
+    for entry in entries:
+        for folder in map(str, Path(entry.place).parents):
             if folder not in changed:
                 changed[folder] = os.stat(folder).st_mtime_ns
     try:
         _mount("none", "/", None, _RECURSIVE | _PRIVATE)
         _mount("none", top, b"tmpfs", _NO_SUID | _NO_DEVICES)
         try:
-            for each in sorted(entries, key=lambda entry: entry.place):
-                _show(top, each)
-            _show_proc(top, proc, names_own)
+            for entry in sorted(entries, key=lambda entry: entry.place):
+                _show(top, entry)
+            _show_proc(top, proc, writes_proc)
             # Python lists a changed directory again, which rules may forbid.
             for folder, when in changed.items():
                 if os.stat(top + folder).st_dev == os.stat(top).st_dev:
@@ -97,8 +97,9 @@ def build_tree(readable: Sequence[str], writable: Sequence[str]) -> None:
             raise
         checked(libc().umount2(b".", _DETACH))
     finally:
-        for descriptor in (proc, *(each.descriptor for each in entries)):
-            os.close(descriptor)
+        os.close(proc)
+        for entry in entries:
+            os.close(entry.descriptor)
         os.chdir(here)
     _make_read_only("/", recursive=False)
 
@@ -149,26 +150,28 @@ def _links_on(path: str) -> Iterator[tuple[str, str]]:
         resolved = ""
 
 
-def _show(top: str, each: _TreeEntry) -> None:
-    for name, link in each.links:
+def _show(top: str, entry: _TreeEntry) -> None:
+    """Mount a file or a directory in the new tree, which is made at `top`."""
+    for name, link in entry.links:
         if not os.path.lexists(top + name):
             os.makedirs(os.path.dirname(top + name), 0o755, exist_ok=True)
             os.symlink(link, top + name)
-    source, target = f"/proc/self/fd/{each.descriptor}", top + each.place
+    source = f"/proc/self/fd/{entry.descriptor}"
+    target = top + entry.place
     if not os.path.lexists(target):
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         if os.path.isdir(source):
             os.mkdir(target, 0o755)
         else:
             os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-    elif not each.writable and os.stat(target).st_dev != os.stat(top).st_dev:
+    elif not entry.writable and os.stat(target).st_dev != os.stat(top).st_dev:
         return  # it is inside what was shown before
     _mount(source, target, None, _BIND | _RECURSIVE)
-    if not each.writable:
+    if not entry.writable:
         _make_read_only(target, recursive=True)
 
 
-def _show_proc(top: str, old: int, names_own: bool) -> None:
+def _show_proc(top: str, old: int, writes_proc: bool) -> None:
     """Show the processes of this namespace; if the system refuses, the old `/proc`."""
     target = f"{top}/proc"
     os.mkdir(target, 0o755)
@@ -176,7 +179,7 @@ def _show_proc(top: str, old: int, names_own: bool) -> None:
         _mount("proc", target, b"proc", _NO_SUID | _NO_DEVICES | _NO_EXECUTION)
     except OSError:  # in a container that hides parts of it
         _mount(f"/proc/self/fd/{old}", target, None, _BIND | _RECURSIVE)
-    if not names_own:
+    if not writes_proc:
         _make_read_only(target, recursive=True)
 
 

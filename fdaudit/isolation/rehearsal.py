@@ -99,12 +99,12 @@ class Rehearsal:
     def _attached(self) -> Attached:
         if not self.setting["defended"]:
             return Attached({}, {}, {})
-        asked = [validate(DefenseEntry, entry) for entry in self.setting.get("defenses", ())]
-        return attach(asked, self._protocol, self._config, self.setting["clients"])
+        entries = [validate(DefenseEntry, entry) for entry in self.setting.get("defenses", ())]
+        return attach(entries, self._protocol, self._config, self.setting["clients"])
 
     @cached_property
     def _deviants(self) -> Mapping[str, DeviatingParty]:
-        asked = [validate(DeviationEntry, entry) for entry in self.setting.get("deviations", ())]
+        entries = [validate(DeviationEntry, entry) for entry in self.setting.get("deviations", ())]
         common, config, card = self.common, self._config, self._protocol.card
         messages = [m for m in card.declared_messages if applies(m.get("when", {}), config)]
         knowledge = Knowledge(
@@ -117,7 +117,7 @@ class Rehearsal:
         )
         parties = parties_of(self._protocol, config, self.setting["clients"])
         draws = self.setting.get("deviations_seed", 0)
-        return attach_deviations(asked, card, messages, parties, knowledge, draws)
+        return attach_deviations(entries, card, messages, parties, knowledge, draws)
 
     def _folder(self, data: list[tuple[Tensor, Tensor]], seed: int, *, alone: bool) -> Path:
         """Return the transcript's directory: a new one, or if not `alone` one that adversaries share."""

@@ -87,7 +87,7 @@ KINDS = (
     "top_soft_labels",
     "vote_counts",
 )
-"""The names in fdaudit's `kinds.py`, sorted; any other kind has a name such as `vendor/name`."""
+"""The names in `fdaudit.kinds`, sorted; any other kind has a name such as `vendor/name`."""
 
 _OWN_KIND = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")
 PARTY = re.compile(r"server|aggregator|world|client/(0|[1-9][0-9]{0,3})")
@@ -467,7 +467,8 @@ class Recorder:
         """Make the open round durable, then say in `record.json` that it is."""
         self._state = "broken"
         with _writing(self.directory):
-            self._rounds += self._round >= 0
+            if self._round >= 0:
+                self._rounds += 1
             self._save(status)
         self._state = "open"
 
@@ -685,7 +686,9 @@ def _write_records(
         if dtype is None:
             array = _widened(array)
         arrays[name] = array
-    records = len(arrays["x"]) if arrays["x"].ndim else 0
+    records = 0
+    if arrays["x"].ndim:
+        records = len(arrays["x"])
     if not records or arrays["y"].ndim not in (1, 2, 3) or len(arrays["y"]) != records:
         shapes = f"{arrays['x'].shape} and {arrays['y'].shape}"
         raise RecordError("x, y", shapes, "are no records", "Give x and y with one row for each record.")
