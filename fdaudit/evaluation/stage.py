@@ -31,8 +31,9 @@ from fdaudit.goals.model_extraction import RELEASED
 from fdaudit.handout.auxiliary import Assumption, assumptions, known, merged, others, shared
 from fdaudit.handout.handed import Adversary, handed_folder, without_records
 from fdaudit.handout.rehearsals import rehearsal_of
-from fdaudit.isolation.attacker import AttackFailedError, CellAttacks, applies, attack, one_cell
+from fdaudit.isolation.attacker import AttackFailedError, CellAttacks
 from fdaudit.isolation.schema import Trial
+from fdaudit.isolation.trials import applies, attack, one_cell
 from fdaudit.planning.case import Case
 from fdaudit.registry import AttackCard
 from fdaudit.result import Canaries, Cell, Control, Controls, Queries, Target, cell_directory

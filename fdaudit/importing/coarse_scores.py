@@ -135,8 +135,7 @@ def refuse_too_few(run: RunDirectory, guesses: Sequence[Guess]) -> None:
     truth = run.truth
     for guess in guesses:
         if isinstance(guess, LabelDistribution):
-            labels = int(class_counts(truth.case.records(guess.target)[1], truth.case.dataset.classes).sum())
-            if labels < LEAST_LABELS:
+            if int(_class_counts(truth, guess.target).sum()) < LEAST_LABELS:
                 problem = f"has fewer than {LEAST_LABELS} labels, which is too few for its class shares to be scored"
                 raise UsageError("GUESSES", guess.target, problem, "Leave it out.")
         elif isinstance(guess, Reconstruction):
@@ -150,8 +149,8 @@ def coarse_figures(run: RunDirectory, guesses: Sequence[Guess]) -> dict[str, tup
         run: the run directory that scores.
         guesses: of one kind, one a party, which `refuse_too_few` let pass.
     """
-    if isinstance(guesses[0], LabelDistribution):
-        shares = [g for g in guesses if isinstance(g, LabelDistribution)]
+    shares = [guess for guess in guesses if isinstance(guess, LabelDistribution)]
+    if shares:
         return _distances(_CoarseTruth(run.case, run.vault), shares)
     return {g.target: _gains(run.truth, g) for g in guesses if isinstance(g, Reconstruction)}
 
@@ -170,10 +169,17 @@ def together(by_party: Mapping[str, Sequence[Figure]]) -> tuple[Figure, ...]:
     for name, figures in by_name.items():
         if len(figures) < len(by_party):
             continue
-        if DEFINED[name].goal == "reconstruction":
-            overall.append(_least(name, figures))
-        else:
-            overall += _mean_and_worst(name, figures)
+        values = [_value(figure) for figure in figures]
+        if DEFINED[name].goal == "reconstruction":  # more than half of each party's records reach the least
+            low = min((figure.low for figure in figures if figure.low is not None), default=None)
+            items = sum(figure.n or 0 for figure in figures)
+            overall.append(defined(name, min(values), low, items))
+            continue
+        about = defined(name, 0.0, None, len(figures))
+        mean = math.fsum(values) / len(values)
+        overall.append(replace(about, name=f"{name}_mean", value=mean))
+        if not name.endswith("_prior"):  # of the distance also that of the party with the least
+            overall.append(replace(about, name=f"{name}_worst", value=min(values), n=1))
     return tuple(overall)
 
 
@@ -216,11 +222,9 @@ def coarse_shares(counts: Tensor) -> Tensor:
 
 
 def _refuse_images(truth: Truth, guess: Reconstruction) -> None:
-    case = truth.case
-    if case.missing("images"):
-        raise UsageError(
-            "GUESSES", guess.target, "has no images in the truth", "Add them: see docs/import.md."
-        )
+    if truth.case.missing("images"):
+        problem = "has no images in the truth"
+        raise UsageError("GUESSES", guess.target, problem, "Add them: see docs/import.md.")
     groups = _behind_each(truth, guess)
     if not groups or min(map(len, groups)) < LEAST_RECORDS:
         problem = f"names messages that fewer than {LEAST_RECORDS} records stand behind"
@@ -268,12 +272,15 @@ def _compared(truth: Truth, guess: Reconstruction) -> ReconstructionScore:
     case = truth.case
     x, y = others(case).prior
     groups = case.dataset.known_groups
+    true_labels = None
+    if groups is not None:
+        true_labels = [groups[truth.rows(guess)]]
     return score_reconstruction(
         [guess.images],
         [truth.records(guess)[0]],
         x,
         child_numpy(case.seed, "site", guess.target),
-        true_labels=None if groups is None else [groups[truth.rows(guess)]],
+        true_labels=true_labels,
         auxiliary_labels=groups_of(case, y),
     )
 
@@ -284,7 +291,8 @@ def _mean_image_psnr(truth: Truth, guess: Reconstruction) -> list[float]:
     Auxiliary records may be few or of another kind. A weak prior would let an asker climb from there.
     """
     x, _ = truth.records(guess)
-    mean = truth.case.records(guess.target)[0].double().mean(0, keepdim=True).clamp(0, 1)
+    all_images, _ = truth.case.records(guess.target)
+    mean = all_images.double().mean(0, keepdim=True).clamp(0, 1)
     values: list[float] = psnr(mean.expand_as(x), x.double()).tolist()
     return values
 
@@ -300,21 +308,20 @@ def _bound(values: NDArray[np.float64]) -> float:
     return float(np.sort(values)[place])
 
 
-def _least(name: str, figures: Sequence[Figure]) -> Figure:
-    """Return the least figure of all parties: more than half of each party's records reach it."""
-    value = min(map(_value, figures))
-    low = min((figure.low for figure in figures if figure.low is not None), default=None)
-    return defined(name, value, low, sum(figure.n or 0 for figure in figures))
-
-
 # -- class shares -------------------------------------------------------------------------------------------------
+
+
+def _class_counts(truth: Truth, client: str) -> Tensor:
+    """Return how often each class occurs among a client's records (C,)."""
+    _, y = truth.case.records(client)
+    return class_counts(y, truth.case.dataset.classes)
 
 
 class _CoarseTruth(Truth):
     """A truth that knows class shares in parcels only."""
 
     def label_shares(self, client: str) -> Tensor:
-        return coarse_shares(class_counts(self.case.records(client)[1], self.case.dataset.classes))
+        return coarse_shares(_class_counts(self, client))
 
 
 def _distances(truth: _CoarseTruth, guesses: Sequence[LabelDistribution]) -> dict[str, tuple[Figure, ...]]:
@@ -329,15 +336,6 @@ def _distances(truth: _CoarseTruth, guesses: Sequence[LabelDistribution]) -> dic
             defined("label_tv_prior", prior, None, 1),
         )
     return by_party
-
-
-def _mean_and_worst(name: str, figures: Sequence[Figure]) -> list[Figure]:
-    """Return the mean over parties, and for the distance left also that of the party with the least."""
-    values, about = list(map(_value, figures)), defined(name, 0.0, None, len(figures))
-    mean = replace(about, name=f"{name}_mean", value=math.fsum(values) / len(values))
-    if name.endswith("_prior"):
-        return [mean]
-    return [mean, replace(about, name=f"{name}_worst", value=min(values), n=1)]
 
 
 def _value(figure: Figure) -> float:

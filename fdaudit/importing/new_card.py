@@ -7,13 +7,14 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fdaudit.errors import IntegrityError, RunError
+from fdaudit.importing.record_check import first_of
 from fdaudit.kinds import KINDS, MODELS
 from fdaudit.names import visible
 from fdaudit.recording.record import check_record, closed_part, held_messages, read_record
@@ -118,19 +119,27 @@ def new_card(record: Path, out: Path) -> Path:
 
 def _card(clients: int, messages: list[Message]) -> str:
     """Return the text of a card, after a check that it says nothing but what was meant."""
+    sizes = _sizes(messages)
+    shape: list[int] | str = _FILL_IN
+    if "h" in sizes:
+        shape = [sizes[letter] for letter in "chw"]
     values: dict[str, Any] = {
         "name": _FILL_IN,
         "asserted_by": _FILL_IN,
         "clients": clients,
         "task": SINGLE_LABEL.name,
-        "classes": _classes(messages),
-        "input_shape": _shape(messages),
-        **_named(messages),
+        "classes": sizes.get("C", _FILL_IN),
+        "input_shape": shape,
+        **_prefix(messages),
         "protocol": {"name": _FILL_IN},
         "transport": "plain",
         "messages": _described(messages),
     }
-    network = _NETWORK.format(tensors=_tensors(messages), names=_positions(messages))
+    names = ""
+    model = next(_models(messages), None)
+    if model is not None and numbered(model.tensors):
+        names = "names: by-position\n"
+    network = _NETWORK.format(tensors=_tensors(messages), names=names)
     after = {
         "input_shape": "\n" + _commented(network) + "\n",
         "protocol": "\n" + _commented(_TRAINING) + "\n",
@@ -141,18 +150,13 @@ def _card(clients: int, messages: list[Message]) -> str:
     for field, value in values.items():
         if field in _COMMENTS:
             text += _commented(_COMMENTS[field])
-        text += yaml.safe_dump({field: value}, sort_keys=False, default_flow_style=_flow(value))
+        are_numbers = isinstance(value, list) and all(isinstance(number, int) for number in value)
+        flow = None if are_numbers else False  # None puts a list of numbers on one line
+        text += yaml.safe_dump({field: value}, sort_keys=False, default_flow_style=flow)
         text += after.get(field, "")
     if from_yaml(text, "the card") != values:
         raise IntegrityError(["the record holds a text that would change the meaning of its card"])
     return text
-
-
-def _flow(value: object) -> bool | None:
-    """Return whether YAML writes a value on one line: a list of numbers, for example."""
-    if isinstance(value, list) and all(isinstance(one, int) for one in value):
-        return None
-    return False
 
 
 def _commented(text: str) -> str:
@@ -160,39 +164,26 @@ def _commented(text: str) -> str:
     return "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
 
 
-def _classes(messages: list[Message]) -> int | str:
-    for sizes in map(_sizes, messages):
-        if "C" in sizes:
-            return sizes["C"]
-    return _FILL_IN
-
-
-def _named(messages: list[Message]) -> dict[str, str]:
-    """Return how the names of a model on record follow from the network's, if they are numbers or have a prefix.
-
-    A prefix is what a wrapper of PyTorch put before all names. A plain list of arrays has numbers, which say nothing
-    without a network, so that the card says it in a comment.
-    """
+def _sizes(messages: list[Message]) -> dict[str, int]:
+    """Return the first sizes that the messages' tensors show: of classes `C`, and of an image together `c h w`."""
+    first: dict[str, int] = {}
     for message in messages:
-        if message.kind in MODELS:
-            for prefix in _WRAPPERS:
-                if message.tensors and all(name.startswith(prefix) for name in message.tensors):
-                    return {"prefix": prefix}
+        if message.kind not in KINDS:
+            continue
+        sizes = KINDS[message.kind].sizes(shapes_of(message.tensors))
+        for letters in ("C", "chw"):
+            if letters[0] not in first and sizes.keys() >= set(letters):
+                first |= {letter: sizes[letter] for letter in letters}
+    return first
+
+
+def _prefix(messages: list[Message]) -> dict[str, str]:
+    """Return what a wrapper of PyTorch put before all names of a model on record, as a field of the card, if any."""
+    for model in _models(messages):
+        for prefix in _WRAPPERS:
+            if model.tensors and all(name.startswith(prefix) for name in model.tensors):
+                return {"prefix": prefix}
     return {}
-
-
-def _shape(messages: list[Message]) -> list[int] | str:
-    for sizes in map(_sizes, messages):
-        if {"c", "h", "w"} <= sizes.keys():
-            return [sizes[letter] for letter in "chw"]
-    return _FILL_IN
-
-
-def _sizes(message: Message) -> dict[str, int]:
-    """Return the sizes that a message's tensors show, by the letters of `fdaudit.kinds`."""
-    if message.kind not in KINDS:
-        return {}
-    return KINDS[message.kind].sizes(shapes_of(message.tensors))
 
 
 def _tensors(messages: list[Message]) -> str:
@@ -200,32 +191,20 @@ def _tensors(messages: list[Message]) -> str:
 
     Numbers instead of names mean that the model was a plain list of arrays: the network's own order names them.
     """
-    model = _first_model(messages)
+    model = next(_models(messages), None)
     if model is None:
         return "."
     names, positions = sorted(model.tensors), ""
     if numbered(names):
         names.sort(key=int)
         positions = ". Numbers are positions in the network's `state_dict()` or `parameters()`"
-    described = [f"{visible(name)[:_MOST_SHOWN]} {list(model.tensors[name].shape)}" for name in names[:4]]
-    if len(names) > 4:
-        described.append("…")
-    return f"{positions}:\n  " + ", ".join(described)
+    described = [f"{visible(name)[:_MOST_SHOWN]} {list(model.tensors[name].shape)}" for name in names]
+    return f"{positions}:\n  {first_of(described, 4)}"
 
 
-def _positions(messages: list[Message]) -> str:
-    """Return the card's line for a model whose tensors are numbered, or nothing."""
-    model = _first_model(messages)
-    if model is None or not numbered(model.tensors):
-        return ""
-    return "names: by-position\n"
-
-
-def _first_model(messages: list[Message]) -> Message | None:
-    for message in messages:
-        if message.kind in MODELS:
-            return message
-    return None
+def _models(messages: list[Message]) -> Iterator[Message]:
+    """Yield the messages that hold a model, or what training changes in it."""
+    return (message for message in messages if message.kind in MODELS)
 
 
 def _described(messages: list[Message]) -> list[dict[str, str]]:

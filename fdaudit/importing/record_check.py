@@ -27,7 +27,15 @@ from fdaudit.transcript.payloads import read_payload
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case
 
-__all__ = ["asserted", "contradictions", "not_finite", "oddities", "prefix_of", "refuse_false_card"]
+__all__ = [
+    "asserted",
+    "contradictions",
+    "first_of",
+    "not_finite",
+    "oddities",
+    "prefix_of",
+    "refuse_false_card",
+]
 
 Uses = Mapping[int, Sequence[int]]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -51,9 +59,8 @@ def refuse_false_card(case: Case, transcript: Path, messages: Sequence[Message])
     rounds = len({m.round for m in messages})
     planned = card.training.rounds
     if planned is not None and planned < rounds:
-        raise SpecError(
-            "card.training.rounds", planned, f"is less than the {rounds} rounds on record", "Correct it."
-        )
+        problem = f"is less than the {rounds} rounds on record"
+        raise SpecError("card.training.rounds", planned, problem, "Correct it.")
     _refuse_false_attestation(case, messages)
     refuse_other_tensors(card.classes, messages)
     refuse_strange_classes(card.classes, transcript, messages)
@@ -151,21 +158,23 @@ def contradictions(case: Case, messages: Sequence[Message], uses: Uses | None) -
             continue
         message = messages[seq]
         if role(message.sender) != "client":
-            sentences.append(
-                f"uses.jsonl names records behind message {seq}, which {message.sender} sent, no client"
-            )
-        elif message.inputs != ALL and DATA not in message.inputs and not _through_release(message, messages):
-            problem = "declares inputs without the sender's data, and uses.jsonl names records behind it"
-            sentences.append(
-                f"message {seq} of {message.sender} {problem}: its inputs are declared too narrow"
-            )
-        total = len(case.numbered(message.sender)) if role(message.sender) == "client" else 0
-        if total and records and max(records) >= total:
-            sentences.append(
-                f"uses.jsonl: message {seq} used record {max(records)} of {message.sender}, which has {total}"
-            )
-        elif total:
-            sentences += _left_out_but_used(case, message, records)
+            sender = f"{message.sender} sent, no client"
+            sentences.append(f"uses.jsonl names records behind message {seq}, which {sender}")
+        else:
+            if (
+                message.inputs != ALL
+                and DATA not in message.inputs
+                and not _through_release(message, messages)
+            ):
+                problem = "declares inputs without the sender's data, and uses.jsonl names records behind it"
+                narrow = "its inputs are declared too narrow"
+                sentences.append(f"message {seq} of {message.sender} {problem}: {narrow}")
+            total = len(case.numbered(message.sender))
+            if total and records and max(records) >= total:
+                use = f"record {max(records)} of {message.sender}, which has {total}"
+                sentences.append(f"uses.jsonl: message {seq} used {use}")
+            elif total:
+                sentences += _left_out_but_used(case, message, records)
         sentences += _too_many(case.settings, message, records)
     if len(sentences) > _MOST_SHOWN:
         sentences = [*sentences[:_MOST_SHOWN], f"and {len(sentences) - _MOST_SHOWN} more of the like"]
@@ -213,55 +222,61 @@ def not_finite(transcript: Path, messages: Sequence[Message]) -> dict[int, str]:
             if tensor.is_floating_point() and (count := int((~torch.isfinite(tensor)).sum())):
                 counts.append(f"{count} of {tensor.numel()} values of {visible(name)[:60]}")
         if counts:
-            problem = f"is not finite: {_first(counts, 3)}. It is left out, and attacks read the others."
+            problem = f"is not finite: {first_of(counts, 3)}. It is left out, and attacks read the others."
             sentences[message.seq] = f"Message {message.seq} of {message.sender}, {message.kind}, {problem}"
     return sentences
 
 
-def _first(words: Sequence[str], most: int) -> str:
-    """Return the first words, and a sign that there are more."""
+def first_of(words: Sequence[str], most: int) -> str:
+    """Return the first words with commas, and a sign if there are more."""
     shown = list(words[:most])
     if len(words) > most:
         shown.append("…")
     return ", ".join(shown)
 
 
-def oddities(case: Case, messages: Sequence[Message]) -> list[str]:
-    """Return what looks like a missing message, one sentence each."""
-    kinds = {(m.sender, m.kind) for m in messages if role(m.sender) == "client" and m.kind != "silence"}
-    silent = {(m.sender, m.round) for m in messages if m.kind == "silence"}
-    received = {(party, m.round) for m in messages if role(m.sender) != "client" for party in m.receivers}
-    ever_asked = {party for party, _ in received}
-    by_kind: dict[str, set[int]] = {}
-    sent_in: dict[tuple[str, str], set[int]] = {}
+def _missing_rounds(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield a sentence for the first clients and kinds that miss a round in which other clients send the kind."""
+    rounds_of: dict[str, set[int]] = {}  # of each kind
+    sent_in: dict[tuple[str, str], set[int]] = {}  # by client and kind
+    asked_in: dict[str, set[int]] = {}  # by the party that received a message
     for message in messages:
         if role(message.sender) == "client":
-            by_kind.setdefault(message.kind, set()).add(message.round)
+            rounds_of.setdefault(message.kind, set()).add(message.round)
             sent_in.setdefault((message.sender, message.kind), set()).add(message.round)
-    sentences: list[str] = []
-    for sender, kind in sorted(kinds):
-        if len(sentences) == _MOST_SHOWN:
-            sentences.append("Other senders may miss messages too; only the first are listed.")
-            break
-        owed = by_kind[kind] - sent_in[sender, kind]
-        missing = [r for r in sorted(owed) if (sender, r) not in silent]
-        if sender in ever_asked:  # clients are sampled: whoever received nothing in a round owes nothing
-            missing = [r for r in missing if (sender, r) in received]
+        else:
+            for party in message.receivers:
+                asked_in.setdefault(party, set()).add(message.round)
+    shown = 0
+    for sender, kind in sorted(sent_in):
+        if kind == "silence":
+            continue
+        if shown == _MOST_SHOWN:
+            yield "Other senders may miss messages too; only the first are listed."
+            return
+        missing = rounds_of[kind] - sent_in[sender, kind] - sent_in.get((sender, "silence"), set())
+        why = "it was not asked, it was silent, or a message is missing"
+        if sender in asked_in:  # clients are sampled: whoever received nothing in a round owes nothing
+            missing &= asked_in[sender]
+            why = "it received a message in that round, and it was silent or its answer is missing"
         if missing:
-            numbers = _first(list(map(str, missing)), 5)
-            why = "it was not asked, it was silent, or a message is missing"
-            if sender in ever_asked:
-                why = "it received a message in that round, and it was silent or its answer is missing"
-            sentences.append(f"{sender} sends no {kind} in round {numbers}, in which others do: {why}.")
-    planned, closed = case.system.card.training.rounds, len({m.round for m in messages})
+            numbers = first_of(list(map(str, sorted(missing))), 5)
+            yield f"{sender} sends no {kind} in round {numbers}, in which others do: {why}."
+            shown += 1
+
+
+def oddities(case: Case, messages: Sequence[Message]) -> list[str]:
+    """Return what looks like a missing message, one sentence each."""
+    card = case.system.card
+    sentences = list(_missing_rounds(messages))
+    planned, closed = card.training.rounds, len({m.round for m in messages})
     if planned is not None and planned > closed:
-        sentences.append(
-            f"The card plans {planned} rounds, and {closed} are on record: attacks and ledger cover these."
-        )
+        on_record = f"{closed} are on record: attacks and ledger cover these."
+        sentences.append(f"The card plans {planned} rounds, and {on_record}")
     if unread := sorted({m.kind for m in messages} - KINDS.keys()):
         sentences.append(f"No attack reads {', '.join(unread)}: what these messages tell is not measured.")
     published = any(m.kind == "model_parameters" and "world" in m.receivers for m in messages)
-    if published and case.system.card.release == "api":
+    if published and card.release == "api":
         sentences.append(
             "The card says that others ask the model and do not hold it, and the record hands its weights to the world."
             " Attacks by the world hold them."
@@ -272,12 +287,12 @@ def oddities(case: Case, messages: Sequence[Message]) -> list[str]:
     sentences += [f"{client} {fate}" for client in never[:_MOST_SHOWN]]
     if len(never) > _MOST_SHOWN:
         sentences.append(f"{len(never) - _MOST_SHOWN} more clients neither send nor receive a message.")
-    design = case.system.coins
-    if design is not None and not design.images:
+    coins = case.system.coins
+    if coins is not None and not coins.images:
         sentences.append(
             "The coins were tossed for the labels: the commitment does not cover the images that were added."
         )
-    if any(bool(m.defenses) or m.event is not None for m in messages) and not case.system.card.attested:
+    if any(bool(m.defenses) or m.event is not None for m in messages) and not card.attested:
         sentences.append(
             "Messages state defences. Nobody answers for them in the card, so the ledger ignores them."
         )
@@ -286,7 +301,8 @@ def oddities(case: Case, messages: Sequence[Message]) -> list[str]:
 
 def asserted(case: Case, messages: Sequence[Message]) -> list[str]:
     """Return what the recorder asserts and nothing here can check, one sentence each."""
-    card, who = case.system.card, case.system.card.asserted_by[:1].upper() + case.system.card.asserted_by[1:]
+    card = case.system.card
+    who = card.asserted_by[:1].upper() + card.asserted_by[1:]
     sentences = [
         f"{who} asserts that every message is on record. A message that was never recorded leaves no trace.",
         f"{who} asserts who sent and received each message, and the kind of each.",
@@ -314,12 +330,11 @@ def asserted(case: Case, messages: Sequence[Message]) -> list[str]:
             "Inputs that messages declare are ignored: each message counts as computed from all that its sender held."
         )
     if card.transport == "encrypted":
-        by = card.transport_attested_by
-        rests = "an eavesdropper's ε rests on that, and on sizes that tell nothing"
-        reads = "nobody answers for it, so the ledger reads it as plain"
-        if by:
-            reads = f"{by} answers for it: {rests}"
-        sentences.append(f"{who} asserts that the transport is encrypted; {reads}.")
+        consequence = "nobody answers for it, so the ledger reads it as plain"
+        if card.transport_attested_by:
+            rests = "an eavesdropper's ε rests on that, and on sizes that tell nothing"
+            consequence = f"{card.transport_attested_by} answers for it: {rests}"
+        sentences.append(f"{who} asserts that the transport is encrypted; {consequence}.")
     if (coins := case.system.coins) is not None:
         digest = f"{coins.commitment[:12]}…"
         sentences.append(
@@ -331,13 +346,11 @@ def asserted(case: Case, messages: Sequence[Message]) -> list[str]:
         )
     for stated_message in card.messages:
         if stated_message.what != _UNDESCRIBED:
-            kind, sender = stated_message.kind, stated_message.sender
-            sentences.append(f"{who} says of {kind} of a {sender}: {stated_message.what}.")
+            of = f"{stated_message.kind} of a {stated_message.sender}"
+            sentences.append(f"{who} says of {of}: {stated_message.what}.")
     for attested in card.attested:
-        kind, sender = attested.kind, attested.sender
-        sentences.append(
-            f"{attested.by} answers for the defence on {kind} of a {sender}; nothing here tests it."
-        )
+        defence = f"the defence on {attested.kind} of a {attested.sender}"
+        sentences.append(f"{attested.by} answers for {defence}; nothing here tests it.")
     if card.attested:
         sentences.append(
             "An attested defence lowers ε in the ledger as if it were true. Its attacks' figures do not depend on it."

@@ -18,13 +18,12 @@ import yaml
 from fdaudit.audit.run import Run
 from fdaudit.audit.summary import conclude
 from fdaudit.errors import IntegrityError, RunError, SpecError
-from fdaudit.importing.frozen_check import frozen_that_moved, never_moved
+from fdaudit.importing.frozen_check import ModelsOnRecord, frozen_that_moved, never_moved
 from fdaudit.importing.record_check import asserted, contradictions, not_finite, oddities, refuse_false_card
 from fdaudit.importing.truth_check import doubts, refuted_rates
 from fdaudit.importing.truth_files import TruthFiles, truth_files
 from fdaudit.limits import DATA_BYTES, JSON_BYTES, read_file
 from fdaudit.planning.brought import ARRAYS, BroughtRecords
-from fdaudit.planning.case import Case
 from fdaudit.planning.ladder import LADDER
 from fdaudit.planning.recorded import BROUGHT, recorded_case, recorded_spec
 from fdaudit.planning.recorded import USES as KEPT_USES
@@ -41,6 +40,7 @@ from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.scoring.unused_members import unused_members
 from fdaudit.spec.card import Card, load_card
 from fdaudit.spec.documents import read_yaml
+from fdaudit.spec.schema import Spec
 from fdaudit.spec.trust import importable, name_code, refuse_code
 from fdaudit.storage.files import write_atomically, written_whole
 from fdaudit.storage.scratch import scratch
@@ -90,43 +90,28 @@ def import_record(
     if checked.findings:
         raise IntegrityError(list(checked.findings))
     about, stated = read_record(source), _card_of(source, card)
+    if not about.messages:
+        raise RunError("record", str(record), "has no closed round", "Record at least one whole round.")
     settings = audit_settings(audit) if isinstance(audit, Path) else audit or {}
     refuse_code(settings, "audit")
     spec = recorded_spec(stated, about.parties, {**settings, **_named_by_user(loss)})
-    secrets = Secrets.draw(spec.seed)
-    if seed_from is not None:
-        secrets = _secrets_of(Path(seed_from))
+    if seed_from is None:
+        secrets = Secrets.draw(spec.seed)
+    else:
+        refuse_links(Path(seed_from), ("vault",))
+        secrets = Vault(Path(seed_from) / "vault").secrets
     with (
         truth_files([Path(t) for t in truth], stated, about.parties) as files,
         written_whole(target) as folder,
     ):
-        owned, uses = files.brought(), files.uses()
-        _refuse_other_design(stated, owned)
-        left_out = closed_part(about, folder / "transcript")
-        messages = held_messages(folder / "transcript")
-        if not messages:
-            raise RunError("record", str(record), "has no closed round", "Record at least one whole round.")
-        damaged = not_finite(folder / "transcript", messages)
-        case = recorded_case(
-            stated,
-            spec,
-            secrets,
-            about.parties,
-            messages,
-            owned,
-            uses=uses is not None,
-            not_finite=damaged.keys(),
-        )
-        refuse_false_card(case, folder / "transcript", messages)
-        if false := _refuted(case, folder / "transcript", messages, uses):
-            raise IntegrityError(false)
-        case.execution.begin()
-        run = RunDirectory(folder, case)
-        _fill(run, stated, secrets, files, uses)
-        doubtful = never_moved(case, folder / "transcript", messages)
-        doubtful += doubts(case, folder / "transcript", messages, uses)
-        notes = [*checked.notes, *files.notes, *_shown(damaged), *oddities(case, messages), *doubtful]
-        _seal(run, case, about, messages, notes, left_out)
+        compared = _Compared(about, stated, spec, secrets, files, folder / "transcript")
+        if compared.defects:
+            raise IntegrityError(compared.defects)
+        compared.case.execution.begin()
+        run = RunDirectory(folder, compared.case)
+        _fill(run, stated, secrets, files, compared.uses)
+        notes = [*checked.notes, *files.notes, *compared.notes()]
+        _seal(run, about, compared.messages, notes, compared.left_out)
         conclude(run)
     return Run(target)
 
@@ -164,25 +149,14 @@ def check(
     if card is None and not (record / CARD).exists():
         return [], [*checked.notes, "There is no card: write one with `fdaudit card new`."]
     about, stated = read_record(record), _card_of(record, card)
+    spec = recorded_spec(stated, about.parties, _named_by_user(loss))
     with truth_files(truth, stated, about.parties) as files, scratch("import") as folder:
-        owned, uses = files.brought(), files.uses()
-        _refuse_other_design(stated, owned)
-        closed_part(about, folder / "transcript")
-        messages = held_messages(folder / "transcript")
-        spec = recorded_spec(stated, about.parties, _named_by_user(loss))
-        case = recorded_case(
-            stated, spec, Secrets.draw(0), about.parties, messages, owned, uses=uses is not None
-        )
-        refuse_false_card(case, folder / "transcript", messages)
-        damaged = not_finite(folder / "transcript", messages)
-        defects = _refuted(case, folder / "transcript", messages, uses)
-        doubtful = []
+        compared = _Compared(about, stated, spec, Secrets.draw(0), files, folder / "transcript")
+        case, defects = compared.case, compared.defects
+        notes = [*checked.notes, *files.notes, *compared.notes()]
         if not defects:
-            doubtful += never_moved(case, folder / "transcript", messages)
-            doubtful += doubts(case, folder / "transcript", messages, uses)
-            doubtful += [one.words for one in unused_members(case, messages, uses)]
-    missing = [f"Not brought: {what}." for what in case.not_brought.values()]
-    notes = [*checked.notes, *files.notes, *_shown(damaged), *oddities(case, messages), *doubtful, *missing]
+            notes += [member.words for member in unused_members(case, compared.messages, compared.uses)]
+    notes += [f"Not brought: {what}." for what in case.not_brought.values()]
     return defects, notes
 
 
@@ -227,6 +201,74 @@ def scoring_run(
 # -- details ------------------------------------------------------------------------------------------------------
 
 
+class _Compared:
+    """A record, compared with its card and its truth.
+
+    Args:
+        about: the record.
+        card: its card.
+        spec: the spec of its run.
+        secrets: of its run.
+        files: its truth.
+        transcript: where its closed rounds are copied to.
+
+    Attributes:
+        messages: the messages of its closed rounds.
+        left_out: the number of lines after them.
+        uses: the records behind messages, if the truth names them.
+        case: record, card and truth together.
+        defects: what the truth refutes in the lines, or else in the payloads, one sentence each.
+
+    Raises:
+        SpecError: the record contradicts the card.
+        IntegrityError: a line is no message, or the coins are of another design.
+    """
+
+    def __init__(
+        self,
+        about: Record,
+        card: Card,
+        spec: Spec,
+        secrets: Secrets,
+        files: TruthFiles,
+        transcript: Path,
+    ) -> None:
+        records, self.uses = files.brought(), files.uses()
+        _refuse_other_design(card, records)
+        self.left_out = closed_part(about, transcript)
+        self.messages = held_messages(transcript)
+        self._not_finite = not_finite(transcript, self.messages)
+        self.case = recorded_case(
+            card,
+            spec,
+            secrets,
+            about.parties,
+            self.messages,
+            records,
+            uses=self.uses is not None,
+            not_finite=self._not_finite.keys(),
+        )
+        refuse_false_card(self.case, transcript, self.messages)
+        self._models = ModelsOnRecord(self.case, transcript, self.messages)
+        self.defects = (
+            contradictions(self.case, self.messages, self.uses)
+            or frozen_that_moved(self._models)
+            or refuted_rates(self._models, self.uses or {})
+        )
+
+    def notes(self) -> list[str]:
+        """Return what is odd without being a defect, one sentence each."""
+        notes = list(self._not_finite.values())[:_MOST_SHOWN]
+        more = len(self._not_finite) - _MOST_SHOWN
+        if more > 0:
+            notes.append(f"{more} more messages are not finite and left out.")
+        notes += oddities(self.case, self.messages)
+        if not self.defects:
+            notes += never_moved(self._models)
+            notes += doubts(self._models, self.uses or {})
+        return notes
+
+
 def _named_by_user(loss: str | None) -> dict[str, str]:
     """Return the setting of a loss that the user named, and trust it; empty without one."""
     if loss is None:
@@ -234,19 +276,6 @@ def _named_by_user(loss: str | None) -> dict[str, str]:
     setting = {"loss": importable(loss, "loss")}
     name_code(setting)
     return setting
-
-
-def _shown(damaged: Mapping[int, str]) -> list[str]:
-    """Return the sentences about the first damaged messages, and how many there are more."""
-    sentences, more = list(damaged.values())[:_MOST_SHOWN], len(damaged) - _MOST_SHOWN
-    if more > 0:
-        sentences.append(f"{more} more messages are not finite and left out.")
-    return sentences
-
-
-def _secrets_of(run: Path) -> Secrets:
-    refuse_links(run, ("vault",))
-    return Vault(run / "vault").secrets
 
 
 def _card_of(record: Path, card: Card | Path | str | dict[str, Any] | None) -> Card:
@@ -262,20 +291,6 @@ def _card_of(record: Path, card: Card | Path | str | dict[str, Any] | None) -> C
     stated = load_card(path if card is None else card)
     refuse_code(stated.model_dump(mode="json"), "card")
     return stated
-
-
-def _refuted(
-    case: Case,
-    transcript: Path,
-    messages: Sequence[Message],
-    uses: Mapping[int, tuple[int, ...]] | None,
-) -> list[str]:
-    """Return what the truth refutes in the lines, or else in the payloads."""
-    return (
-        contradictions(case, messages, uses)
-        or frozen_that_moved(case, transcript, messages)
-        or refuted_rates(case, transcript, messages, uses or {})
-    )
 
 
 def _refuse_other_design(card: Card, records: BroughtRecords | None) -> None:
@@ -309,45 +324,39 @@ def _fill(
         for seq, records in uses.items():
             numbers[str(seq)] = torch.tensor(list(records), dtype=torch.int64)
         vault.save(KEPT_USES, numbers)
-    for name, value in (
-        ("spec.yaml", run.case.spec.public(run.commitments["seed"])),
-        (CARD, card.model_dump(mode="json")),
-    ):
+    public_spec = run.case.spec.public(run.commitments["seed"])
+    for name, value in (("spec.yaml", public_spec), (CARD, card.model_dump(mode="json"))):
         write_atomically(run.path / name, yaml.safe_dump(value, sort_keys=False).encode("utf-8"))
 
 
 def _seal(
-    run: RunDirectory,
-    case: Case,
-    about: Record,
-    messages: Sequence[Message],
-    notes: Sequence[str],
-    left_out: int,
+    run: RunDirectory, about: Record, messages: Sequence[Message], notes: Sequence[str], left_out: int
 ) -> None:
-    write_manifest(
-        run.path,
-        {
-            "origin": case.origin,
-            "head": about.head,
-            "messages": about.messages,
-            "commitments": run.commitments,
-            "spec_sha256": case.spec.digest(),
-            "versions": versions(),
-            "recording": {
-                "system": case.system.card.name,
-                "asserted_by": case.system.card.asserted_by,
-                "parties": list(case.parties),
-                "rounds": about.rounds,
-                "closed": about.closed,
-                "left_out": left_out,
-                "notes": list(notes),
-                "not_finite": sorted(case.system.not_finite),
-                "asserted": asserted(case, messages),
-                "ladder": [
-                    {"bring": what, "buys": buys, "there": not case.missing(*parts)}
-                    for what, parts, buys in LADDER
-                ],
-                "design": case.design,
-            },
-        },
-    )
+    """Write the manifest."""
+    case = run.case
+    ladder = []
+    for what, parts, buys in LADDER:
+        ladder.append({"bring": what, "buys": buys, "there": not case.missing(*parts)})
+    recording = {
+        "system": case.system.card.name,
+        "asserted_by": case.system.card.asserted_by,
+        "parties": list(case.parties),
+        "rounds": about.rounds,
+        "closed": about.closed,
+        "left_out": left_out,
+        "notes": list(notes),
+        "not_finite": sorted(case.system.not_finite),
+        "asserted": asserted(case, messages),
+        "ladder": ladder,
+        "design": case.design,
+    }
+    manifest = {
+        "origin": case.origin,
+        "head": about.head,
+        "messages": about.messages,
+        "commitments": run.commitments,
+        "spec_sha256": case.spec.digest(),
+        "versions": versions(),
+        "recording": recording,
+    }
+    write_manifest(run.path, manifest)

@@ -103,8 +103,8 @@ class Scored(Config):
             raise ValueError("names a party twice. Name each party once.")
         for target in self.targets:
             _refuse_other_figures(self.goal, target)
-        due = together({target.target: _figures_of(target.figures) for target in self.targets})
-        if [_written(f) for f in due] != [f.model_dump(mode="json") for f in self.figures]:
+        overall, _ = self.results()
+        if [_written(figure) for figure in overall] != [f.model_dump(mode="json") for f in self.figures]:
             raise ValueError(
                 "holds figures of all parties that do not follow from each party's. Recompute them."
             )
@@ -114,8 +114,13 @@ class Scored(Config):
 
     def results(self) -> tuple[tuple[Figure, ...], tuple[Target, ...]]:
         """Return the figures of all parties, and the result of each."""
-        targets = tuple(Target(target=t.target, figures=_figures_of(t.figures)) for t in self.targets)
-        return together({t.target: t.figures for t in targets}), targets
+        by_party, targets = dict[str, tuple[Figure, ...]](), list[Target]()
+        for scored in self.targets:
+            # With what their definitions say.
+            figures = tuple(defined(f.name, f.value, f.low, f.n) for f in scored.figures)
+            by_party[scored.target] = figures
+            targets.append(Target(target=scored.target, figures=figures))
+        return together(by_party), tuple(targets)
 
 
 class _Digest(Config):
@@ -168,6 +173,9 @@ def scored(
         by_party: the coarse figures of each party.
         **fields: head, card, counts and versions.
     """
+    targets = []
+    for party, figures in by_party.items():
+        targets.append({"target": party, "figures": [_written(figure) for figure in figures]})
     predicate = {
         "name": given.name,
         "adversary": given.adversary,
@@ -175,8 +183,8 @@ def scored(
         "source": given.source,
         "assumes": list(given.assumes),
         "view": given.view,
-        "figures": [_written(f) for f in together(by_party)],
-        "targets": [{"target": t, "figures": [_written(f) for f in own]} for t, own in by_party.items()],
+        "figures": [_written(figure) for figure in together(by_party)],
+        "targets": targets,
         **fields,
     }
     value = {
@@ -234,42 +242,36 @@ def refuse_other_guesses(statement: ScoredStatement, given: GuessFile, digest: s
         raise IntegrityError(["the statement's targets are not some of the guesses', in their order"])
 
 
-def _figures_of(given: Sequence[ScoredFigure]) -> tuple[Figure, ...]:
-    """Return figures with what their definitions say."""
-    return tuple(defined(f.name, f.value, f.low, f.n) for f in given)
-
-
 # -- figures ------------------------------------------------------------------------------------------------------
 
 
 def _refuse_other_figures(goal: str, target: ScoredTarget) -> None:
     """Refuse figures that are not all of the goal's in their order, or that a site could not have rounded so."""
-    due = [name for name, given in DEFINED.items() if given.goal == goal]
+    due = [name for name, definition in DEFINED.items() if definition.goal == goal]
     if goal == "reconstruction" and not target.figures[0].value:
         due.remove("psnr")
-    if [f.name for f in target.figures] != due:
+    if [figure.name for figure in target.figures] != due:
         raise ValueError(
             f"has other figures of {target.target} than {', '.join(due)}. Give these, in this order."
         )
-    if len({f.n for f in target.figures}) > 1:
+    if len({figure.n for figure in target.figures}) > 1:
         raise ValueError(f"has figures of {target.target} with different n. Give one number of records.")
     for figure in target.figures:
         _refuse_value(f"{figure.name} of {target.target}", goal, figure)
 
 
 def _refuse_value(what: str, goal: str, figure: ScoredFigure) -> None:
-    given = DEFINED[figure.name]
+    definition = DEFINED[figure.name]
     for value in (figure.value, figure.low):
         if value is None:
             continue
-        on_step = value == multiple(figure.name, round(value / given.step))
-        if value > given.most or not on_step:
-            raise ValueError(
-                f"has {value} for {what}, no multiple of {given.step} up to {given.most}. Correct it."
-            )
+        on_step = value == multiple(figure.name, round(value / definition.step))
+        if value > definition.most or not on_step:
+            steps = f"multiple of {definition.step} up to {definition.most}"
+            raise ValueError(f"has {value} for {what}, no {steps}. Correct it.")
     if figure.name == "label_tv" and not figure.value:
         raise ValueError(f"has 0 for {what}, which a site rounds up. Correct it.")
-    if given.bounded != (figure.low is not None) or (figure.low or 0.0) > figure.value:
+    if definition.bounded != (figure.low is not None) or (figure.low or 0.0) > figure.value:
         raise ValueError(f"has no interval around {what}, or one above its value. Correct it.")
     if figure.n != 1 and goal == "label-distribution":
         raise ValueError(f"counts {figure.n} parties for {what}. Give 1.")

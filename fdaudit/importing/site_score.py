@@ -38,7 +38,6 @@ from fdaudit.importing.scored_statement import (
 from fdaudit.importing.truth_files import home_of_records
 from fdaudit.importing.written_guesses import GUESSES, LINES
 from fdaudit.limits import JSON_BYTES, read_file
-from fdaudit.planning.case import Case
 from fdaudit.result import Cell
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.answered import Answered, answered_at
@@ -93,7 +92,9 @@ def score_at_site(
     if not out.parent.is_dir():
         raise RunError("out", str(out), "lies in no directory", "Make the directory first.")
     guesses = guesses / GUESSES if guesses.is_dir() else guesses
-    key: Ed25519PrivateKey | None = None if sign is None else private_key(sign, passphrase)
+    key: Ed25519PrivateKey | None = None
+    if sign is not None:
+        key = private_key(sign, passphrase)
     given, digest = guesses_and_digest(guesses)
     if not GOALS[given.goal].at_sites:
         remedy = "Membership is scored by whoever holds the design's key."
@@ -103,19 +104,11 @@ def score_at_site(
         lines = record or guesses.parent / LINES
         run, about = scoring_run(lines, folder / "run", card=card, truth=truth, audit=audit)
         scorable = _scorable(run, about, given, guesses, lines)
-        home = home_of_records(truth)
-        case = run.case
-        with answered_at(home, case.system.record_names) as answered:
-            counted = _charge(answered, given.goal, case, scorable, digest)
-            statement = scored(
-                given,
-                digest,
-                coarse_figures(run, scorable),
-                head=about.head,
-                card=_card_digest(run.case),
-                versions=versions(),
-                **counted,
-            )
+        with answered_at(home_of_records(truth), run.case.system.record_names) as answered:
+            counts = _charge(answered, given.goal, run.case, scorable, digest)
+            figures = coarse_figures(run, scorable)
+            record_and_card = {"head": about.head, "card": _card_digest(run.case)}
+            statement = scored(given, digest, figures, versions=versions(), **record_and_card, **counts)
             write_atomically(out, seal(statement.to_bytes(), key))
     return statement.predicate
 
@@ -133,22 +126,28 @@ def take_scores(run: Run, scored: Path, guesses: Path, key: Path | None = None) 
         UsageError: the statement is about other guesses or another record, or the key is no key; nothing was written.
         IntegrityError: it is malformed, not signed by this key, or contradicts the guesses; nothing was written.
     """
-    envelope = open_envelope(_read(scored), scored.name)
-    signer = None if key is None else public_key(key)
-    if signer is not None and not envelope.signed_by(signer):
-        raise IntegrityError([f"{scored.name} is not signed by this key"])
+    try:
+        data = read_file(scored, JSON_BYTES)
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+        raise UsageError("SCORED", str(scored), problem, "Give the site's file.") from None
+    envelope = open_envelope(data, scored.name)
+    signed = "unsigned"
+    if key is not None:
+        signer = public_key(key)
+        if not envelope.signed_by(signer):
+            raise IntegrityError([f"{scored.name} is not signed by this key"])
+        signed = key_id(signer)
     statement = read_statement(envelope.payload, scored.name)
     given, digest = guesses_and_digest(guesses)
     refuse_other_guesses(statement, given, digest, str(guesses))
-    signed = "unsigned" if signer is None else key_id(signer)
     with writing(run.directory):
         refuse_changed(run.directory)
         _refuse_other_run(run, statement, given, str(scored))
-        earlier = submissions(run, given, by_site=True)
         params = {
             "guesses_sha256": digest,
             "scored_by": signed,
-            "submission": earlier + 1,
+            "submission": submissions(run, given, by_site=True) + 1,
             "asked": statement.predicate.asked,
             "asked_elsewhere": statement.predicate.asked_elsewhere,
         }
@@ -179,20 +178,21 @@ def _scorable(
     return scorable
 
 
-def _charge(answered: Answered, goal: str, case: Case, known: Sequence[Guess], digest: str) -> dict[str, int]:
+def _charge(
+    answered: Answered, goal: str, case: Case, guesses: Sequence[Guess], digest: str
+) -> dict[str, int]:
     """Count an answer for every record of the guessed parties; return the counts that the statement tells.
 
     All records of a party are charged, not only those behind the named messages: else refusals would tell which
     messages share records.
     """
     every = list[str]()
-    for guess in known:
+    for guess in guesses:
         records = case.system.names_of(guess.target)
         if answered.handed_out(records):
             problem = "had its candidates for membership handed out, which show its classes and images"
-            raise UsageError(
-                "GUESSES", guess.target, problem, "Score guesses before candidates are handed out."
-            )
+            remedy = "Score guesses before candidates are handed out."
+            raise UsageError("GUESSES", guess.target, problem, remedy)
         if answered.asked(goal, records) >= MOST_ANSWERS:
             problem = f"has records that {MOST_ANSWERS} answers about {goal} were given for, the most that are given"
             raise UsageError("GUESSES", guess.target, problem, "Leave it out.")
@@ -207,30 +207,22 @@ def _charge(answered: Answered, goal: str, case: Case, known: Sequence[Guess], d
 
 def _refuse_other_run(run: Run, statement: ScoredStatement, given: GuessFile, path: str) -> None:
     """Refuse figures of another record or card, of another view, or of a party that they cannot be about here."""
-    own = run.opened.manifest["head"], _card_digest(run.case)
-    stated = statement.predicate.head, statement.predicate.card
-    for what, theirs, ours in zip(("record", "card"), stated, own, strict=True):
-        if theirs != ours:
-            problem = f"is about another {what}"
-            raise UsageError("SCORED", path, problem, "Give the run that was attacked.")
+    stated, remedy = statement.predicate, "Give the run that was attacked."
+    if stated.head != run.opened.manifest["head"]:
+        raise UsageError("SCORED", path, "is about another record", remedy)
+    if stated.card != _card_digest(run.case):
+        raise UsageError("SCORED", path, "is about another card", remedy)
     refuse_other_view(given, run.opened)
     refuse_spoilt(given, run.opened.vault.handed_out)
-    for target in statement.predicate.targets:
+    for target in stated.targets:
         if target.target not in run.case.clients:
             problem = f"is about {target.target}, who is no client of the run"
-            raise UsageError("SCORED", path, problem, "Give the run that was attacked.")
+            raise UsageError("SCORED", path, problem, remedy)
 
 
 def _card_digest(case: Case) -> str:
     """Return the SHA-256 of a recording's card, or of nothing for a simulated run."""
-    stated = None if case.imported is None else case.imported.card.model_dump(mode="json")
-    return hashlib.sha256(canonical(stated)).hexdigest()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_file(path, JSON_BYTES)
-    except OSError as error:
-        raise UsageError(
-            "SCORED", str(path), f"cannot be read ({error.strerror})", "Give the site's file."
-        ) from None
+    card = None
+    if case.imported is not None:
+        card = case.imported.card.model_dump(mode="json")
+    return hashlib.sha256(canonical(card)).hexdigest()

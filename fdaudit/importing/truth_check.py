@@ -7,23 +7,19 @@ that is intact. Attacks then look for the wrong data and find nothing, so what c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fdaudit.errors import TrainingDivergedError
-from fdaudit.importing.frozen_check import starts_of
+from fdaudit.importing.frozen_check import ModelsOnRecord
 from fdaudit.limits import MOST_TABLE
 from fdaudit.models.network import trainable_parameters
-from fdaudit.storage.files import decode
 from fdaudit.training.objectives import ClientStep
 from fdaudit.training.optimizers import rate_in
 from fdaudit.training.trainer import Fit, Job
-from fdaudit.transcript.encoding import Naming, weights_of
 from fdaudit.transcript.messages import Message, role
-from fdaudit.transcript.payloads import read_payload
 
 if TYPE_CHECKING:
     from fdaudit.planning.case import Case
@@ -45,60 +41,57 @@ _MOST_RECORDS = 2000
 _LOOK = "Check the network, the scale of images, the classes, the numbers of records and which site is which client"
 
 
-def refuted_rates(case: Case, transcript: Path, messages: Sequence[Message], uses: Uses) -> list[str]:
+def refuted_rates(models: ModelsOnRecord, uses: Uses) -> list[str]:
     """Return a sentence for each update of one step that another learning rate than the card's explains.
 
     Only a card that states the loss is refuted: otherwise another loss, or clipping, may explain the update as well.
     """
-    if case.settings.get("loss") is None:
+    if models.case.settings.get("loss") is None:
         return []
     sentences = []
-    for message, rate, shown in _steps(case, transcript, messages, uses):
+    for message, rate, shown in _steps(models, uses):
         if shown is not None and abs(shown / rate - 1) > _TOLERANCE:
             update = f"message {message.seq} of {message.sender} is an update of one step"
             sentences.append(f"{update} at a learning rate of {shown:.3g}, and the card states {rate:g}")
     return sentences
 
 
-def doubts(case: Case, transcript: Path, messages: Sequence[Message], uses: Uses | None) -> list[str]:
+def doubts(models: ModelsOnRecord, uses: Uses) -> list[str]:
     """Return what in the models on record the brought records do not explain, one sentence each."""
+    card = models.case.system.card
     sentences = list[str]()
-    if not case.system.card.defenses and not case.system.card.attested:
-        sentences += _mistaken_kinds(case, transcript, messages)
-        other = []
-        for message, rate, shown in _steps(case, transcript, messages, uses or {}):
+    if not card.defenses and not card.attested:
+        sentences += _mistaken_kinds(models)
+        rates = []
+        for message, rate, shown in _steps(models, uses):
             if shown is None:
                 problem = f"Message {message.seq} of {message.sender}, an update of one step, does not follow"
-                sentences.append(f"{problem} from its records. {_LOOK}.{_unsaid(case)}")
+                sentences.append(f"{problem} from its records. {_LOOK}.{_unsaid(models.case)}")
             elif abs(shown / rate - 1) > _TOLERANCE:
-                other.append(f"{shown:.3g} of message {message.seq}")
-        if other:
-            rates = f"rates that fit best are {', '.join(other)}"
+                rates.append(f"{shown:.3g} of message {message.seq}")
+        if rates:
             sentences.append(
-                f"Updates of one step do not follow from the card's loss and learning rate: {rates}."
+                "Updates of one step do not follow from the card's loss and learning rate: rates that fit best are"
+                f" {', '.join(rates)}."
                 " Label smoothing, class weights, a summed loss, clipped or accumulated gradients would explain it:"
                 " state `training.loss`, `training.clip` and `training.accumulate`. Inversion assumes what it says."
             )
-    return [*sentences, *_learnt_nothing(case, transcript, messages)]
+    return [*sentences, *_learnt_nothing(models)]
 
 
-def _mistaken_kinds(case: Case, transcript: Path, messages: Sequence[Message]) -> Iterator[str]:
+def _mistaken_kinds(models: ModelsOnRecord) -> Iterator[str]:
     """Yield a sentence for the first upload whose values look like the other kind: weights, or what they moved by.
 
     Weights after training lie near those before. A difference is small beside them, and points elsewhere.
     """
-    naming = Naming.of(case.settings)
-    tried, starts = 0, starts_of(messages)
-    for message in messages:
-        start = starts.get(message.seq)
+    compared = 0
+    for message in models.messages:
+        start = models.start(message)
         if role(message.sender) != "client" or message.kind not in ("model_update", "model_parameters"):
             continue
-        if start is None or {message.seq, start.seq} & case.system.not_finite:
+        if not models.is_readable(message) or not models.is_readable(start):
             continue
-        if message.payload is None or start.payload is None:
-            continue
-        before = weights_of(decode(read_payload(transcript, start)), naming)
-        upload = weights_of(decode(read_payload(transcript, message)), naming)
+        before, upload = models.weights(start), models.weights(message)
         old_values, new_values = [], []
         for name, values in upload.items():
             if name in before and values.is_floating_point() and values.shape == before[name].shape:
@@ -115,8 +108,8 @@ def _mistaken_kinds(case: Case, transcript: Path, messages: Sequence[Message]) -
             if message.kind == "model_update" and near and not small:
                 yield f"{what} whole weights: that is `model_parameters`. Check what the loop sends."
                 return
-        tried += 1
-        if tried == _MOST_STEPS:
+        compared += 1
+        if compared == _MOST_STEPS:
             return
 
 
@@ -127,37 +120,35 @@ def _unsaid(case: Case) -> str:
     return " State `preprocess` in the card if clients normalise images."
 
 
-def _steps(
-    case: Case, transcript: Path, messages: Sequence[Message], uses: Uses
-) -> Iterator[tuple[Message, float, float | None]]:
+def _steps(models: ModelsOnRecord, uses: Uses) -> Iterator[tuple[Message, float, float | None]]:
     """Yield the first updates of one step, with the stated rate and the one that explains it, None if none does."""
-    settings = case.settings
+    case, settings = models.case, models.case.settings
     is_plain = not case.missing("architecture", "images") and settings.get("optimizer") in (None, "sgd")
     if not is_plain or settings.get("local_steps") != 1:
         return
-    tried, starts = 0, starts_of(messages)
+    computed = 0
     for seq, records in uses.items():
-        message, start = messages[seq], starts.get(seq)
+        message = models.messages[seq]
+        start = models.start(message)
         rate = rate_in(settings, message.round)
-        if message.kind not in ("model_update", "model_parameters") or start is None or not records:
+        if message.kind not in ("model_update", "model_parameters") or not records or rate is None:
             continue
-        if rate is None or {seq, start.seq} & case.system.not_finite:
+        if not models.is_readable(message) or not models.is_readable(start):
             continue
-        if message.payload is None or start.payload is None or not len(case.numbered(message.sender)):
+        if not len(case.numbered(message.sender)):
             continue
-        yield message, rate, _rate_shown(case, transcript, message, start, records)
-        tried += 1
-        if tried == _MOST_STEPS:
+        yield message, rate, _rate_shown(models, message, start, records)
+        computed += 1
+        if computed == _MOST_STEPS:
             return
 
 
 def _rate_shown(
-    case: Case, transcript: Path, message: Message, start: Message, records: Sequence[int]
+    models: ModelsOnRecord, message: Message, start: Message, records: Sequence[int]
 ) -> float | None:
     """Return the learning rate that explains an update of one step; None if it is no multiple of the gradient."""
-    naming = Naming.of(case.settings)
-    before = weights_of(decode(read_payload(transcript, start)), naming)
-    upload = weights_of(decode(read_payload(transcript, message)), naming)
+    case = models.case
+    before, upload = models.weights(start), models.weights(message)
     rows = case.numbered(message.sender)[torch.tensor(list(records), dtype=torch.int64)]
     network = case.named_networks.initial([message.sender], 0)[message.sender]
     if before.keys() != network.keys():
@@ -213,25 +204,27 @@ def _own_gradient(
     return {name: value.cpu() for name, value in zip(free, values, strict=True)}
 
 
-def _learnt_nothing(case: Case, transcript: Path, messages: Sequence[Message]) -> Iterator[str]:
+def _learnt_nothing(models: ModelsOnRecord) -> Iterator[str]:
     """Yield a sentence if the last shared model knows the clients' records no better than the most common class."""
+    case = models.case
     most = min(_MOST_RECORDS, max(1, MOST_TABLE // case.dataset.classes))
     rows = torch.cat([client.train for client in case.splits.clients])[:most]
     one_class = case.dataset.task.labels.one_class
     if case.missing("architecture", "images") or not one_class or not len(rows):
         return
     last = None
-    for message in messages:
+    for message in models.messages:
         is_shared = message.kind == "model_parameters" and role(message.sender) != "client"
-        if is_shared and message.payload and message.seq not in case.system.not_finite:
+        if is_shared and models.is_readable(message):
             last = message
     if last is None:
         return
-    parameters = weights_of(decode(read_payload(transcript, last)), Naming.of(case.settings))
+    parameters = models.weights(last)
     if parameters.keys() != case.initial().keys():
         return
     y = case.dataset.y[rows]
-    right = float((case.trainer().predict(parameters, case.dataset.x[rows]).argmax(1) == y).double().mean())
+    answers = case.trainer().predict(parameters, case.dataset.x[rows]).argmax(1)
+    right = float((answers == y).double().mean())
     common = float(torch.bincount(y).max()) / len(y)
     if right <= common:
         accuracy = f"The last model, message {last.seq}, gets {right:.0%} of the clients' records right"

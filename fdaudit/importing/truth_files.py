@@ -103,16 +103,16 @@ def _found(directories: Sequence[Path]) -> tuple[dict[str, Path], dict[str, Path
     for directory in directories:
         if not directory.is_dir():
             raise RunError("truth", str(directory), "is no directory", "Give the directory of a truth.")
-        own = {path.stem.removeprefix(_SITE): path for path in sorted(directory.glob(f"{_SITE}*.npz"))}
+        site_files = sorted(directory.glob(f"{_SITE}*.npz"))
         once = [USES, SITES, LISTS, ARRAYS, REPLIES, NODES]
-        if own:
+        if site_files:
             once += [f"{name}.npz" for name in _SHARED]
         for name in once:
             path = directory / name
             if path.exists():
                 _give_once(directory, files, name, path)
-        for site, path in own.items():
-            _give_once(directory, sites, site, path)
+        for path in site_files:
+            _give_once(directory, sites, path.stem.removeprefix(_SITE), path)
         if (directory / NOTES).exists():
             notes.append(directory / NOTES)
     for one, other in ((LISTS, ARRAYS), (ARRAYS, LISTS)):
@@ -160,13 +160,14 @@ def _put_together(
     files: dict[str, Path], sites: Mapping[str, Path], card: Card, parties: Sequence[str], folder: Path
 ) -> tuple[str, ...]:
     """Put the records of sites together, as the two files that an auditor writes; return what was left out."""
-    by_party = _sites(files)
-    arrays, lists = _FileRecords(card), dict[str, Any]({"schema": SCHEMA, "clients": {}, "design": None})
+    site_of = _sites(files)
+    arrays = _FileRecords(card)
+    lists: dict[str, Any] = {"schema": SCHEMA, "clients": {}, "design": None}
     others = dict(sites)
     for party in parties:
         if role(party) != "client":
             continue
-        site = str(by_party.get(party, party)).removeprefix("client/")
+        site = str(site_of.get(party, party)).removeprefix("client/")
         if site in others:
             rows, held_out = arrays.add(others.pop(site))
             lists["clients"][party] = _client(rows, held_out)
@@ -193,8 +194,7 @@ def _sites(files: Mapping[str, Path]) -> Mapping[str, str | int]:
 
 def _client(rows: list[int], held_out: list[int]) -> dict[str, list[int]]:
     """Return a client's lists. As many of its records as it held out are the members, evenly from first to last."""
-    out = set(held_out)
-    trained = [row for row in rows if row not in out]
+    trained = sorted(set(rows) - set(held_out))
     if not held_out or not trained:
         return {"records": rows}
     count = min(len(trained), len(held_out))
@@ -229,12 +229,14 @@ class _FileRecords:
             raise DataError(file.name, str(file), problem, "Give fewer records.")
         self._x.append(stored)
         self._y.append(y)
-        first, self._count = self._count, self._count + len(y)
-        rows = list(range(first, self._count))
-        out = arrays.get("held_out", np.zeros(0, dtype=np.int64)).ravel().tolist()
-        if not all(type(i) is int and 0 <= i < len(y) for i in out):
+        rows = list(range(self._count, self._count + len(y)))
+        self._count += len(y)
+        held_out = []
+        if "held_out" in arrays:
+            held_out = arrays["held_out"].ravel().tolist()
+        if not all(type(i) is int and 0 <= i < len(y) for i in held_out):
             raise DataError(file.name, "held_out", "names no rows of x", "Give rows of the file.")
-        return rows, [rows[i] for i in out]
+        return rows, [rows[i] for i in held_out]
 
     def write(self, path: Path) -> None:
         """Write the arrays of all files."""

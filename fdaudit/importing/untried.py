@@ -93,17 +93,20 @@ class _StandInRuns:
 
     def all_of(self, untried: Sequence[UntriedDeviation]) -> tuple[UntriedDeviation, ...]:
         """Return the deviations with what they gained, or why that is not known."""
-        blank = [one.model_copy(update={"stand_in": "", "measured": (), "reason": ""}) for one in untried]
-        attacks = list(dict.fromkeys(name for one in untried for name in one.attacks))
+        attacks = dict[str, None]()
+        for one in untried:
+            attacks |= dict.fromkeys(one.attacks)
+        outcome: dict[str, Any] = {"stand_in": "", "measured": (), "reason": ""}
         try:
-            spec = self._spec(attacks)
-            honest = self._ran(spec, "honest", len(blank) + 1)
+            spec = self._spec(list(attacks))
+            honest = self._ran(spec, "honest", len(untried) + 1)
         except FdauditError as error:
-            reason = str(error).splitlines()[0]
-            return tuple(one.model_copy(update={"reason": reason}) for one in blank)
+            outcome["reason"] = str(error).splitlines()[0]
+            return tuple(one.model_copy(update=outcome) for one in untried)
         measured = []
-        for number, one in enumerate(blank):
-            measured.append(self._beside(one, spec, honest, len(blank) - number))
+        for number, one in enumerate(untried):
+            blank = one.model_copy(update=outcome)
+            measured.append(self._beside(blank, spec, honest, len(untried) - number))
         return tuple(measured)
 
     def _beside(
@@ -137,8 +140,11 @@ class _StandInRuns:
         remaining = self._until - time.monotonic()
         if remaining < _LEAST:
             raise RunError("budget", name, "left no time for this run", "Allow more.")
-        budget = None if remaining == float("inf") else f"{remaining / left:.0f}s"
-        source = None if name == "honest" else self._folder / "honest"
+        budget, source = None, None
+        if remaining < float("inf"):
+            budget = f"{remaining / left:.0f}s"
+        if name != "honest":
+            source = self._folder / "honest"
         run = run_spec(spec, self._folder / name, seed_from=source, tick=self._tick, budget=budget)
         return run.result
 
@@ -155,11 +161,9 @@ class _StandInRuns:
         if not are_images or not bool(((x >= 0) & (x <= 1)).all()):
             problem = "are no images within [0, 1] with one or three channels"
             raise RunError("auxiliary", task, problem, "Their effect is not measured.")
-        np.savez(
-            self._folder / "auxiliary.npz",
-            train_images=x.numpy().transpose(0, 2, 3, 1),
-            train_labels=y.numpy(),
-        )
+        images = x.numpy().transpose(0, 2, 3, 1)
+        records = self._folder / "auxiliary.npz"
+        np.savez(records, train_images=images, train_labels=y.numpy())
         protocol, config = stand_in_of(case)
         params = config.model_dump(mode="json", exclude_unset=True)
         if "rounds" in type(config).model_fields:
@@ -174,7 +178,7 @@ class _StandInRuns:
             "threads": case.spec.threads,
             "clients": clients,
             "victims": min(2, clients),
-            "dataset": {"name": f"npz:{self._folder / 'auxiliary.npz'}"},
+            "dataset": {"name": f"npz:{records}"},
             "splits": {"test": 0.1, "proxy": 0.15 if needs_public else 0.0, "auxiliary": 0.3},
             "model": case.spec.model.model_dump(mode="json"),
             "protocol": {"name": name, "params": params},
@@ -189,8 +193,7 @@ class _StandInRuns:
 
 def _figure(result: Result, attack: str) -> tuple[str, Figure | None]:
     """Return an attack's goal, and its deciding figure against the server's view; None if it has none."""
-    findings = [f for f in findings_of(result) if f.cell.attack == attack]
-    if not findings:
-        return "", None
-    (finding, *_) = findings
-    return finding.cell.goal, finding.key or finding.worst_key
+    for finding in findings_of(result):
+        if finding.cell.attack == attack:
+            return finding.cell.goal, finding.key or finding.worst_key
+    return "", None

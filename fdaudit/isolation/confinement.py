@@ -8,9 +8,13 @@ It has layers, and each can be missing on some system. No layer is silently left
 | `network` | every network, and sockets of every family |
 | `processes` | the sight of other processes, and every way to signal them; none of its own outlives it |
 | `tree` | the existence of all other files; the files that may only be read are mounted read-only |
-| `files` | opening of other files, by rules of the kernel (Landlock) |
+| `files` | opening of other files, by rules of the kernel (Landlock, from Linux 5.13 on) |
 | `system calls` | modes, owners, times and attributes of files, and interfaces that no attack needs (seccomp) |
 | `memory` | more memory, processes and disk than an attack may take |
+
+Landlock's rules are for good: files outside the given directories can be neither read nor written. This includes memory
+and descriptors of outside processes (`/proc`). From Linux 6.7 on no TCP connection can be made either, from 6.12 on no
+outside process can be signalled. The filter of system calls governs modes, owners, times and attributes of files.
 
 This module loads nothing of PyTorch: confinement must start before a library starts a thread, since it holds for the
 calling thread and its descendants.
@@ -20,15 +24,17 @@ from __future__ import annotations
 
 import os
 import resource
+import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fdaudit.isolation import keeper, landlock, namespaces, system_calls
+from fdaudit.isolation import keeper, namespaces, system_calls
+from fdaudit.isolation.system_calls import checked, libc, syscall
 
-__all__ = ["LAYERS", "Allowed", "confine"]
+__all__ = ["LAYERS", "Allowed", "confine", "landlock_version", "restrict_files"]
 
 LAYERS = ("user", "network", "processes", "tree", "files", "system calls", "memory")
 _SWITCHED_OFF = "switched off"
@@ -36,8 +42,24 @@ _NOT_LINUX = "this system is not Linux"
 _OWN_USER = "only root can start a process of another user"
 _HIDDEN = "another user could not read the files that it needs"
 _TRUSTED = "fdaudit's own attacks share the auditor's cache"
+_NO_LANDLOCK = "the kernel has no Landlock"
 _MOST_OPEN, _MOST_TASKS = 4096, 1024
 _OUT_OF_MEMORY = "/proc/self/oom_score_adj"
+_TASKS_BY_NAMESPACE = (5, 14)
+"""The version of Linux from which a limit on processes counts only those of a namespace, and not all of the user's."""
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_PR_SET_NO_NEW_PRIVS = 38
+_RULE_PATH_BENEATH = 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_TRUNCATE = 1 << 14
+_ALL_BY_VERSION = ((1, (1 << 13) - 1), (2, 1 << 13), (3, _TRUNCATE))
+"""Rights over files that each version of Landlock can take away; those over devices (5) are kept."""
+_ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_TCP_SINCE, _TCP = 4, 0b11
+_SCOPE_SINCE, _SCOPE = 6, 0b11
+"""Abstract sockets and signals."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +119,7 @@ def confine(allowed: Allowed) -> dict[str, str]:
         ("memory", lambda: _bounded(allowed, alone)),
         ("tree", lambda: namespaces.build_tree(allowed.readable, allowed.writable)),
         ("user", lambda: _another_user(allowed)),
-        ("files", lambda: _only_files(allowed)),
+        ("files", lambda: restrict_files(allowed.readable, allowed.writable)),
         ("system calls", lambda: system_calls.filter_calls(alone, allowed.accelerator)),
     )
     for layer, step in steps:
@@ -125,21 +147,18 @@ def _bounded(allowed: Allowed, alone: bool) -> str | None:
     }
     if not allowed.accelerator:  # drivers map more than they use
         limits[resource.RLIMIT_DATA] = bounds.memory
-    if alone and _counts_by_namespace():
-        limits[resource.RLIMIT_NPROC] = _MOST_TASKS
+    if alone:
+        major, minor = os.uname().release.split(".")[:2]
+        if (int(major), int(minor)) >= _TASKS_BY_NAMESPACE:
+            limits[resource.RLIMIT_NPROC] = _MOST_TASKS
     for limit, value in limits.items():
         _, most = resource.getrlimit(limit)
-        lower = value if most == resource.RLIM_INFINITY else min(value, most)
-        resource.setrlimit(limit, (lower, lower))
+        if most != resource.RLIM_INFINITY:
+            value = min(value, most)
+        resource.setrlimit(limit, (value, value))
     with suppress(OSError), open(_OUT_OF_MEMORY, "w", encoding="ascii") as file:
         file.write("1000")  # the keeper watches, too
     return None
-
-
-def _counts_by_namespace() -> bool:
-    """Return whether a limit on processes counts only those of this namespace, and not all of the user's."""
-    release: Sequence[str] = os.uname().release.split(".")
-    return (int(release[0]), int(release[1])) >= (5, 14)
 
 
 def _another_user(allowed: Allowed) -> str | None:
@@ -161,6 +180,54 @@ def _another_user(allowed: Allowed) -> str | None:
     return None if hidden is None else _HIDDEN
 
 
-def _only_files(allowed: Allowed) -> str | None:
-    restricted = landlock.restrict(allowed.readable, allowed.writable)
-    return None if restricted else "the kernel has no Landlock"
+def landlock_version() -> int:
+    """Return the version of Landlock that this system offers; 0 if there is none."""
+    if sys.platform != "linux":
+        return 0
+    return max(0, syscall(_CREATE_RULESET, None, 0, 1))
+
+
+def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> str | None:
+    """Give up access to every file except those below the given paths; return why this system cannot, or None.
+
+    Args:
+        readable: files and directories that may be read and run. Missing ones are left out.
+        writable: files and directories that may also be written.
+
+    Raises:
+        OSError: the system has Landlock and refuses.
+    """
+    version = landlock_version()
+    if not version:
+        return _NO_LANDLOCK
+    files = sum(rights for since, rights in _ALL_BY_VERSION if version >= since)
+    tcp, scope, size = 0, 0, 8  # the size in bytes of the attributes that this version reads
+    if version >= _TCP_SINCE:
+        tcp, size = _TCP, 16
+    if version >= _SCOPE_SINCE:
+        scope, size = _SCOPE, 24
+    ruleset = checked(syscall(_CREATE_RULESET, struct.pack("=QQQ", files, tcp, scope), size, 0))
+    try:
+        for path in readable:
+            _allow(ruleset, path, _READ & files)
+        for path in writable:
+            _allow(ruleset, path, files)
+        checked(libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        checked(syscall(_RESTRICT_SELF, ruleset, 0))
+    finally:
+        os.close(ruleset)
+    return None
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            rights &= _ON_FILES
+        rule = struct.pack("=Qi", rights, descriptor)
+        checked(syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0))
+    finally:
+        os.close(descriptor)

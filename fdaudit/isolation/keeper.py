@@ -87,20 +87,22 @@ def keep(child: int, parent: int, bounds: Bounds) -> NoReturn:
         os.kill(os.getpid(), signal.SIGKILL)
     if why in ENDINGS:
         os._exit(why)
-    os._exit(BY_SIGNAL - why if why < 0 else min(why, 1))
+    if why < 0:
+        os._exit(BY_SIGNAL - why)
+    os._exit(min(why, 1))
 
 
 def _watched(child: int, parent: int, bounds: Bounds) -> int:
     """Return the child's exit status, or why it must end."""
     pause, free = _PAUSE, _free(bounds.folder)
     while os.getppid() == parent:
-        came = signal.sigtimedwait(_SIGNALS, pause)
-        if came is not None and came.si_signo == signal.SIGTERM:
+        arrived = signal.sigtimedwait(_SIGNALS, pause)
+        if arrived is not None and arrived.si_signo == signal.SIGTERM:
             return 0
         while (child_status := os.waitpid(-1, os.WNOHANG)) != (0, 0):
             if child_status[0] == child:
                 return os.waitstatus_to_exitcode(child_status[1])
-        if came is None:
+        if arrived is None:
             start = time.process_time()
             if (why := _excess(bounds, free)) is not None:
                 return why
@@ -127,7 +129,8 @@ def _descendants() -> Sequence[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+                after_name = file.read().rpartition(b")")[2]
+                parents[int(name)] = int(after_name.split()[1])
     processes, more = set[int](), {os.getpid()}
     while more:
         more = {process for process, above in parents.items() if above in more} - processes

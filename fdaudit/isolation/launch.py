@@ -93,14 +93,6 @@ def new_program(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
     return process, cast(BinaryIO, process.stdout), cast(BinaryIO, process.stdin)
 
 
-def _load_libraries() -> None:
-    """Load the libraries that every attack and the auditor need; an attack loads others when it needs them."""
-    from fdaudit.adversary import view
-    from fdaudit.isolation import schema
-
-    del view, schema
-
-
 def fork(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
     """Fork this process, which must not have done anything yet; return the same as `new_program`.
 
@@ -109,7 +101,11 @@ def fork(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
     """
     if active_count() > 1 or any(os.environ.get(k) != v for k, v in THREADS.items()):
         raise RuntimeError("an attacker can be forked by a process that has loaded libraries only")
-    _load_libraries()
+    # What every attack and the auditor need; an attack loads other libraries when it needs them.
+    from fdaudit.adversary import view
+    from fdaudit.isolation import schema
+
+    del view, schema
     from_here, to_there = os.pipe()
     from_there, to_here = os.pipe()
     pid = os.fork()
@@ -185,7 +181,9 @@ class Pipe(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read what there is; 0 at the end of the pipe or of the process."""
-        return os.readv(self._end.fileno(), [buffer]) if self._ready(select.POLLIN) else 0
+        if not self._ready(select.POLLIN):
+            return 0
+        return os.readv(self._end.fileno(), [buffer])
 
     def write(self, data: Any) -> int:
         """Write a part of the data.
@@ -208,14 +206,15 @@ class Pipe(io.RawIOBase):
         """Wait until the pipe is ready; return whether it is, and not at its process's end."""
         waiting = select.poll()
         waiting.register(self._end.fileno(), event)
+        longest = _TICK
         if self._announced is not None:
             waiting.register(self._announced, select.POLLIN)
+            longest = 3600.0
         while True:
             seconds = self._until() - time.monotonic()
             if seconds <= 0:
                 raise OverdueError("the process took longer than it may")
-            wait = min(seconds, 3600.0 if self._announced is not None else _TICK)
-            ready = dict(waiting.poll(1000 * wait + 1))
+            ready = dict(waiting.poll(1000 * min(seconds, longest) + 1))
             if self._end.fileno() in ready:
                 return True
             if ready or self._process.poll() is not None:
@@ -226,9 +225,10 @@ class Pipe(io.RawIOBase):
 
 def _announcing(process: Process) -> int | None:
     """Return a descriptor that becomes readable when a process ends; None where the system has none."""
-    opened = getattr(os, "pidfd_open", None)
-    with suppress(OSError):
-        return None if opened is None else cast(int, opened(process.pid))
+    pidfd_open = getattr(os, "pidfd_open", None)
+    if pidfd_open is not None:
+        with suppress(OSError):
+            return cast(int, pidfd_open(process.pid))
     return None
 
 

@@ -70,23 +70,24 @@ def build_tree(readable: Sequence[str], writable: Sequence[str]) -> None:
     Raises:
         OSError: the system refuses; the tree is then as it was.
     """
-    top, here, proc = _SCAFFOLD, os.getcwd(), os.open("/proc", os.O_PATH | os.O_CLOEXEC)
-    entries = [entry for path in readable if (entry := _shown(path, False)) is not None]
-    entries += [entry for path in writable if (entry := _shown(path, True)) is not None]
-    names_own = any(path.startswith("/proc/") for path in writable)
-    above = {str(folder) for each in entries for folder in Path(each.place).parents}
-    changed = {folder: os.stat(folder).st_mtime_ns for folder in above}
+    top, here = _SCAFFOLD, os.getcwd()
+    proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+    entries = [*_shown(readable, writable=False), *_shown(writable, writable=True)]
+    writes_proc = any(path.startswith("/proc/") for path in writable)
+    changed = dict[str, int]()
+    for entry in entries:
+        for folder in map(str, Path(entry.place).parents):
+            if folder not in changed:
+                changed[folder] = os.stat(folder).st_mtime_ns
     try:
         _mount("none", "/", None, _RECURSIVE | _PRIVATE)
-        _mount("none", top, "tmpfs", _NO_SUID | _NO_DEVICES)
+        _mount("none", top, b"tmpfs", _NO_SUID | _NO_DEVICES)
         try:
-            for each in sorted(entries, key=lambda entry: entry.place):
-                _show(top, each)
-            _show_proc(top, proc, names_own)
-            for (
-                folder,
-                when,
-            ) in changed.items():  # Python lists a changed directory again, which rules may forbid
+            for entry in sorted(entries, key=lambda entry: entry.place):
+                _show(top, entry)
+            _show_proc(top, proc, writes_proc)
+            # Python lists a changed directory again, which rules may forbid.
+            for folder, when in changed.items():
                 if os.stat(top + folder).st_dev == os.stat(top).st_dev:
                     os.utime(top + folder, ns=(when, when))
             os.chdir(top)
@@ -96,8 +97,9 @@ def build_tree(readable: Sequence[str], writable: Sequence[str]) -> None:
             raise
         checked(libc().umount2(b".", _DETACH))
     finally:
-        for descriptor in (proc, *(each.descriptor for each in entries)):
-            os.close(descriptor)
+        os.close(proc)
+        for entry in entries:
+            os.close(entry.descriptor)
         os.chdir(here)
     _make_read_only("/", recursive=False)
 
@@ -119,16 +121,17 @@ class _TreeEntry:
     writable: bool
 
 
-def _shown(path: str, writable: bool) -> _TreeEntry | None:
-    """Return what to show of a path; None if there is no such file, or it is of `/proc`, which is shown as a whole."""
-    place = os.path.realpath(path)
-    if path.startswith("/proc/") or place.startswith("/proc/"):
-        return None
-    try:
-        descriptor = os.open(place, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-        return None
-    return _TreeEntry(place, tuple(_links_on(path)), descriptor, writable)
+def _shown(paths: Sequence[str], writable: bool) -> Iterator[_TreeEntry]:
+    """Yield what to show of the paths that exist. Those of `/proc` are left out, which is shown as a whole."""
+    for path in paths:
+        place = os.path.realpath(path)
+        if path.startswith("/proc/") or place.startswith("/proc/"):
+            continue
+        try:
+            descriptor = os.open(place, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        yield _TreeEntry(place, tuple(_links_on(path)), descriptor, writable)
 
 
 def _links_on(path: str) -> Iterator[tuple[str, str]]:
@@ -147,65 +150,70 @@ def _links_on(path: str) -> Iterator[tuple[str, str]]:
         resolved = ""
 
 
-def _show(top: str, each: _TreeEntry) -> None:
-    for name, link in each.links:
+def _show(top: str, entry: _TreeEntry) -> None:
+    """Mount a file or a directory in the new tree, which is made at `top`."""
+    for name, link in entry.links:
         if not os.path.lexists(top + name):
             os.makedirs(os.path.dirname(top + name), 0o755, exist_ok=True)
             os.symlink(link, top + name)
-    source, target = f"/proc/self/fd/{each.descriptor}", top + each.place
+    source = f"/proc/self/fd/{entry.descriptor}"
+    target = top + entry.place
     if not os.path.lexists(target):
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         if os.path.isdir(source):
             os.mkdir(target, 0o755)
         else:
             os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-    elif not each.writable and os.stat(target).st_dev != os.stat(top).st_dev:
+    elif not entry.writable and os.stat(target).st_dev != os.stat(top).st_dev:
         return  # it is inside what was shown before
     _mount(source, target, None, _BIND | _RECURSIVE)
-    if not each.writable:
+    if not entry.writable:
         _make_read_only(target, recursive=True)
 
 
-def _show_proc(top: str, old: int, names_own: bool) -> None:
+def _show_proc(top: str, old: int, writes_proc: bool) -> None:
     """Show the processes of this namespace; if the system refuses, the old `/proc`."""
     target = f"{top}/proc"
     os.mkdir(target, 0o755)
     try:
-        _mount("proc", target, "proc", _NO_SUID | _NO_DEVICES | _NO_EXECUTION)
+        _mount("proc", target, b"proc", _NO_SUID | _NO_DEVICES | _NO_EXECUTION)
     except OSError:  # in a container that hides parts of it
         _mount(f"/proc/self/fd/{old}", target, None, _BIND | _RECURSIVE)
-    if not names_own:
+    if not writes_proc:
         _make_read_only(target, recursive=True)
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    kind_bytes = None if kind is None else kind.encode()
-    checked(libc().mount(os.fsencode(source), os.fsencode(target), kind_bytes, ctypes.c_ulong(flags), None))
+def _mount(source: str, target: str, kind: bytes | None, flags: int) -> None:
+    checked(libc().mount(os.fsencode(source), os.fsencode(target), kind, ctypes.c_ulong(flags), None))
 
 
 def _make_read_only(path: str, recursive: bool) -> None:
-    flags = _AT_RECURSIVE if recursive else 0
+    flags = 0
+    if recursive:
+        flags = _AT_RECURSIVE
     attributes = struct.pack("=QQQQ", _READ_ONLY | _NO_SUID, 0, 0, 0)
     checked(syscall(_SET_ATTRIBUTES, _AT_HERE, os.fsencode(path), flags, attributes, len(attributes)))
 
 
 def unreachable(paths: Iterable[str], user: int) -> str | None:
     """Return the first of the paths that another user could not read; this process must be root's."""
-    groups, there = os.getgroups(), [path for path in paths if os.path.exists(path)]
+    existing = [path for path in paths if os.path.exists(path)]
+    groups = os.getgroups()
     os.setgroups([])
     os.setegid(user)
     os.seteuid(user)
     try:
-        return next((path for path in there if not _may_read(path)), None)
+        for path in existing:
+            mode = os.R_OK
+            if os.path.isdir(path):
+                mode |= os.X_OK
+            if not os.access(path, mode, effective_ids=True):
+                return path
+        return None
     finally:
         os.seteuid(0)
         os.setegid(0)
         os.setgroups(groups)
-
-
-def _may_read(path: str) -> bool:
-    mode = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
-    return os.access(path, mode, effective_ids=True)
 
 
 def become(user: int) -> None:

@@ -36,21 +36,27 @@ def readable() -> list[str]:
     A directory that only looks like a package because it is in the working directory or another source directory is
     not among them, nor is a package that holds a run.
     """
-    paths = [Path(path) for path in _SYSTEM]
-    for prefix in (*_PREFIXES, sys.prefix, sys.base_prefix, sys.exec_prefix):
-        paths += [path for name in _OF_PREFIX for path in Path(prefix).glob(name)]
-    paths.append(Path(sysconfig.get_path("stdlib")))
-    paths += [Path(p) for p in sys.path if _is_site(Path(p))]
-    paths.append(Path(__file__).parents[1])
-    names = {e.value.partition(":")[0] for group in _GROUPS for e in entry_points(group=group)}
-    for name in sorted({name.partition(".")[0] for name in names}):
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    paths = [*map(Path, _SYSTEM), stdlib, Path(__file__).parents[1]]
+    for prefix in map(Path, (*_PREFIXES, sys.prefix, sys.base_prefix, sys.exec_prefix)):
+        for name in _OF_PREFIX:
+            paths += prefix.glob(name)
+    plugins = set[str]()
+    for group in _GROUPS:
+        for plugin in entry_points(group=group):
+            module = plugin.value.partition(":")[0]
+            plugins.add(module.partition(".")[0])
+    for name in sorted(plugins):
         paths += _package(name)
-    for name, module in list(sys.modules.items()):
+    for name, finder in list(sys.modules.items()):
         if name.startswith("__editable__"):  # the folders of editable packages, as setuptools records them
-            places = map(Path, getattr(module, "MAPPING", {}).values())
-            paths += [place for place in places if _is_importable(place)]
-    for path in sys.path:
-        paths += _importable(Path(path))
+            folders = getattr(finder, "MAPPING", {}).values()
+            paths += filter(_is_importable, map(Path, folders))
+    for folder in map(Path, sys.path):
+        if _is_site(folder):
+            paths.append(folder)
+        elif folder.is_dir() and folder != stdlib:  # a source directory: only its packages and modules
+            paths += filter(_is_importable, folder.iterdir())
     existing = {str(path.absolute()) for path in paths if path.exists()}
     return [_ITSELF, *sorted(existing | {os.path.realpath(name) for name in existing})]
 
@@ -61,8 +67,10 @@ def devices() -> list[str]:
     CUDA does not start if it cannot name its threads, which it does in the process's own directory of `/proc`.
     """
     paths = sorted(path for name in _DEVICES for path in _DEV.glob(name))
-    own = [_ITSELF] if any(path.match("nvidia*") for path in paths) else []
-    return [*map(str, paths), *own]
+    names = list(map(str, paths))
+    if any(path.match("nvidia*") for path in paths):
+        names.append(_ITSELF)
+    return names
 
 
 def has_accelerator() -> bool:
@@ -73,13 +81,6 @@ def has_accelerator() -> bool:
 def _is_site(path: Path) -> bool:
     """Return whether a directory of the search path holds only installed packages."""
     return path.name in ("site-packages", "dist-packages", "lib-dynload") or path.suffix == ".zip"
-
-
-def _importable(path: Path) -> list[Path]:
-    """Return the packages and modules of a source directory, without its other files."""
-    if not path.is_dir() or _is_site(path) or path == Path(sysconfig.get_path("stdlib")):
-        return []
-    return [place for place in path.iterdir() if _is_importable(place)]
 
 
 def _is_importable(place: Path) -> bool:
@@ -107,4 +108,4 @@ def _package(name: str) -> list[Path]:
         return [place for place in places if _is_site(place.parent) and not _holds_run(place)]
     if spec.submodule_search_locations is None:
         return [Path(spec.origin)]
-    return [place for place in map(Path, spec.submodule_search_locations) if _is_importable(place)]
+    return list(filter(_is_importable, map(Path, spec.submodule_search_locations)))

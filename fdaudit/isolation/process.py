@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["main", "serve_cases", "serve_until_the_end"]
 
 _NO_MODULE = "fdaudit_has_no_such_module"
+_Outcome = tuple[str, dict[str, Any], "Mapping[str, Tensor]"]
+"""The kind, fields and tensors of the frame that answers a request."""
 
 
 def main() -> None:
@@ -42,9 +44,8 @@ def main() -> None:
 
 def serve_until_the_end(allowed: Allowed) -> None:
     """Confine this process, and serve trials until the input ends."""
-    PathFinder.find_spec(
-        _NO_MODULE
-    )  # lists the directories of the search path, which rules on files may forbid later
+    # This lists the directories of the search path, which rules on files may forbid later.
+    PathFinder.find_spec(_NO_MODULE)
     missing = confine(allowed)
     reading = os.fdopen(os.dup(0), "rb")
     writing = os.fdopen(os.dup(1), "wb")
@@ -79,7 +80,10 @@ def serve_cases(
         return
     while (frame := frames.get()) is not None:
         try:
-            kind, fields, tensors = _outcome(frame, frames, writing)
+            if frame.kind == "settings":
+                kind, fields, tensors = _settings(frame.fields)
+            else:
+                kind, fields, tensors = _attacked(frame, frames, writing)
         except EndedError:
             return
         except BaseException as error:  # an attack may be third-party code, and raise anything
@@ -90,14 +94,10 @@ def serve_cases(
             return
         except Exception as error:
             send(writing, "failed", {"reason": _said(error)}, {})
-        _give_back()
-
-
-def _give_back() -> None:
-    """Give back memory between two trials, and what PyTorch reserves on a GPU: other processes may need it."""
-    malloc.give_back()
-    if "torch" in sys.modules:
-        sys.modules["torch"].cuda.empty_cache()
+        # Other processes may need the memory between two trials, and what PyTorch reserves on a GPU.
+        malloc.give_back()
+        if "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
 
 
 def _said(error: BaseException) -> str:
@@ -121,29 +121,25 @@ def _read(reading: BinaryIO, frames: SimpleQueue[Frame | None], at_end: Callable
         frames.put(None)
 
 
-def _outcome(
-    frame: Frame, frames: SimpleQueue[Frame | None], writing: BinaryIO
-) -> tuple[str, dict[str, Any], Mapping[str, Tensor]]:
-    from fdaudit.errors import SpecError
-
-    if frame.kind == "settings":
-        try:
-            return "settings", {"params": _settings(frame.fields)}, {}
-        except SpecError as error:
-            refusal = {"field": error.field, "value": repr(error.value)[:200]}
-            return "wrong", {**refusal, "problem": error.problem, "remedy": error.remedy}, {}
-    return _attacked(frame, frames, writing)
-
-
-def _settings(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an attack's settings: the profile's, overridden by the user's."""
+def _settings(asked: Mapping[str, Any]) -> _Outcome:
+    """Find an attack's settings, the profile's overridden by the user's, or what is wrong with them."""
     from fdaudit.config import validate
+    from fdaudit.errors import SpecError
     from fdaudit.registry import loaded
 
-    attack = loaded(asked["target"], "fdaudit.attacks", asked["name"])
-    params = {**attack.card.profiles[asked["profile"]], **asked["params"]}
-    settings: dict[str, Any] = validate(attack.Config, params, asked["where"]).model_dump(mode="json")
-    return settings
+    try:
+        attack = loaded(asked["target"], "fdaudit.attacks", asked["name"])
+        params = {**attack.card.profiles[asked["profile"]], **asked["params"]}
+        config = validate(attack.Config, params, asked["where"])
+        return "settings", {"params": config.model_dump(mode="json")}, {}
+    except SpecError as error:
+        refusal = {
+            "field": error.field,
+            "value": repr(error.value)[:200],
+            "problem": error.problem,
+            "remedy": error.remedy,
+        }
+        return "wrong", refusal, {}
 
 
 @lru_cache(maxsize=16)  # a piece of work is one attack on the views of several adversaries
@@ -154,9 +150,7 @@ def _opened(directory: Path) -> View:
     return open_view(directory)
 
 
-def _attacked(
-    frame: Frame, frames: SimpleQueue[Frame | None], writing: BinaryIO
-) -> tuple[str, dict[str, Any], Mapping[str, Tensor]]:
+def _attacked(frame: Frame, frames: SimpleQueue[Frame | None], writing: BinaryIO) -> _Outcome:
     """Run one attack on one trial, from its view on disk to its guesses; or say only whether it applies."""
     import torch
 
@@ -169,13 +163,14 @@ def _attacked(
     from fdaudit.registry import loaded
 
     trial = unpacked(frame.fields["trial"], frame.tensors)
+    knowledge, task = trial.knowledge, trial.task
     view = with_single_terms(_opened(Path(frame.fields["view"])))
-    view = with_every_class(view, trial.knowledge.classes)
-    if trial.knowledge.train is not None:
-        trial.knowledge.train.execution.begin()
+    view = with_every_class(view, knowledge.classes)
+    if knowledge.train is not None:
+        knowledge.train.execution.begin()
     cls = loaded(frame.fields["target"])
     attack = cls(validate(cls.Config, frame.fields["params"]))
-    applicable = attack.applicable(view, trial.knowledge, trial.task)
+    applicable = attack.applicable(view, knowledge, task)
     if not applicable:
         return "not-applicable", {"reason": str(applicable.reason)}, {}
     if frame.kind == "applies":
@@ -183,8 +178,8 @@ def _attacked(
 
     def run() -> Sequence[Any]:
         generator = torch.Generator().manual_seed(trial.seed)
-        guess: Sequence[Any] = attack.run(view, trial.knowledge, trial.task, generator)
-        return guess
+        answer: Sequence[Any] = attack.run(view, knowledge, task, generator)
+        return answer
 
     def ask(x: Tensor, of: str | None) -> Tensor:
         tensors = Tensors()
@@ -197,7 +192,7 @@ def _attacked(
             raise RuntimeError(str(reply.fields["reason"]))
         return reply.tensors["values"]
 
-    guesses = serve(run, trial.task.oracle, ask) if isinstance(trial.task.oracle, Oracle) else run()
+    guesses = serve(run, task.oracle, ask) if isinstance(task.oracle, Oracle) else run()
     tensors = Tensors()
     return "guesses", {"guesses": packed_guesses(guesses, tensors)}, tensors.named
 

@@ -99,13 +99,14 @@ class Rehearsal:
     def _attached(self) -> Attached:
         if not self.setting["defended"]:
             return Attached({}, {}, {})
-        asked = [validate(DefenseEntry, entry) for entry in self.setting.get("defenses", ())]
-        return attach(asked, self._protocol, self._config, self.setting["clients"])
+        entries = [validate(DefenseEntry, entry) for entry in self.setting.get("defenses", ())]
+        return attach(entries, self._protocol, self._config, self.setting["clients"])
 
     @cached_property
     def _deviants(self) -> Mapping[str, DeviatingParty]:
-        asked = [validate(DeviationEntry, entry) for entry in self.setting.get("deviations", ())]
+        entries = [validate(DeviationEntry, entry) for entry in self.setting.get("deviations", ())]
         common, config, card = self.common, self._config, self._protocol.card
+        messages = [m for m in card.declared_messages if applies(m.get("when", {}), config)]
         knowledge = Knowledge(
             architecture=common.networks.shared,
             auxiliary=self.shared if len(self.shared[1]) else None,
@@ -114,22 +115,20 @@ class Rehearsal:
             task=common.task,
             candidates=self.candidates,
         )
-        return attach_deviations(
-            asked,
-            card,
-            [m for m in card.declared_messages if applies(m.get("when", {}), config)],
-            parties_of(self._protocol, config, self.setting["clients"]),
-            knowledge,
-            self.setting.get("deviations_seed", 0),
-        )
+        parties = parties_of(self._protocol, config, self.setting["clients"])
+        draws = self.setting.get("deviations_seed", 0)
+        return attach_deviations(entries, card, messages, parties, knowledge, draws)
 
     def _folder(self, data: list[tuple[Tensor, Tensor]], seed: int, *, alone: bool) -> Path:
         """Return the transcript's directory: a new one, or if not `alone` one that adversaries share."""
-        records = set[str]().union(*(_records(x, y) for x, y in data))
+        records, tensors = set[str](), list["Tensor"]()
+        for x, y in data:
+            records |= _records(x, y)
+            tensors += [x, y]
         if alone or self.everybody is None or not records <= self._shared_records:
             return Path(tempfile.mkdtemp(prefix="rehearsal-", dir=self.own)) / "transcript"
         described = {"seed": seed, "setting": dict(self.setting)}
-        return self.everybody / digest_of(described, *(t for pair in data for t in pair))
+        return self.everybody / digest_of(described, *tensors)
 
     @cached_property
     def _shared_records(self) -> set[str]:
@@ -138,5 +137,5 @@ class Rehearsal:
 
 def _records(x: Tensor, y: Tensor) -> set[str]:
     """Return the digests of single records."""
-    pairs = zip(*(t.detach().cpu().numpy() for t in (x, y)), strict=True)
+    pairs = zip(x.detach().cpu().numpy(), y.detach().cpu().numpy(), strict=True)
     return {sha256(one.tobytes() + label.tobytes()).hexdigest() for one, label in pairs}

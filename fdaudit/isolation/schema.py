@@ -155,20 +155,19 @@ def guesses_of(value: Any, tensors: Mapping[str, Tensor], most: int) -> tuple[Gu
         if len(value) > most:
             raise ValueError(f"{len(value)} guesses are more than the trial's {most}")
         received = ReceivedTensors(tensors, most, MOST_BYTES)
-        return tuple(_guess_of(row, received, f"guesses.{number}") for number, row in enumerate(value))
+        guesses = list[Guess]()
+        for number, row in enumerate(value):
+            at = f"guesses.{number}"
+            if type(row) is not dict:
+                raise TypeError(f"{at}: a {type(row).__name__} is no dict")
+            fields = dict(row)
+            kind = fields.pop("kind", None)
+            if type(kind) is not str or kind not in GOALS:
+                raise ValueError(f"{at}.kind: {kind!r:.60} is no goal")
+            guesses.append(CODEC.unpack(fields, GOALS[kind].guess, received, at))
+        return tuple(guesses)
     except (TypeError, ValueError) as error:
         raise MalformedError(f"the attack's process sent no guesses: {_said(error)}") from None
-
-
-def _guess_of(row: Any, received: ReceivedTensors, at: str) -> Guess:
-    if type(row) is not dict:
-        raise TypeError(f"{at}: a {type(row).__name__} is no dict")
-    kind = row.get("kind")
-    if type(kind) is not str or kind not in GOALS:
-        raise ValueError(f"{at}.kind: {kind!r:.60} is no goal")
-    fields = {name: part for name, part in row.items() if name != "kind"}
-    guess: Guess = CODEC.unpack(fields, GOALS[kind].guess, received, at)
-    return guess
 
 
 def _said(error: Exception) -> str:

@@ -158,9 +158,8 @@ def _program(column: int, architecture: int, alone: bool, accelerator: bool) -> 
     for number in sorted({n for n in refused if n is not None} ^ exception):
         error = errno.ECONNREFUSED if number == _SOCKETS["connect"][column] else errno.EPERM
         program += _where(number, [(_RETURN, 0, 0, _ERROR | error)])
-    program += _where(
-        _CLONE3[column], [(_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
-    )  # the library then uses `clone`
+    # The library then uses `clone`.
+    program += _where(_CLONE3[column], [(_RETURN, 0, 0, _ERROR | errno.ENOSYS)])
     for numbers, steps in _conditions(alone, accelerator):
         program += _where(numbers[column], [*steps, (_RETURN, 0, 0, _ALLOW)])
     program += [(_GREATER, 0, 1, _NEWEST), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]

@@ -55,7 +55,10 @@ class TensorForm:
         shapes = []
         for shape in self.shapes:
             letters = shape.split()
-            shapes.append(f"({letters[0]},)" if len(letters) == 1 else f"({', '.join(letters)})")
+            text = ", ".join(letters)
+            if len(letters) == 1:
+                text += ","
+            shapes.append(f"({text})")
         words = f"{self.name} {' or '.join(shapes)}"
         if self.when:
             words += f" {self.when}"

@@ -23,6 +23,11 @@ _CLASSES = TensorForm(
     meaning="the k classes that each row answers for, all different, in any order",
 )
 
+_PRIVATE_LABELS = TensorForm(
+    name="values", shapes=("n", "n h w"), whole=True, meaning="the labels of the sender's own records"
+)
+_COUNT = TensorForm(name="n", shapes=("",), whole=True, meaning="how many records the sender trains on")
+
 _KINDS = (
     Kind(
         name="gradient",
@@ -63,23 +68,14 @@ _KINDS = (
     ),
     Kind(
         name="private_labels",
-        tensors=(
-            TensorForm(
-                name="values",
-                shapes=("n", "n h w"),
-                whole=True,
-                meaning="the labels of the sender's own records",
-            ),
-        ),
+        tensors=(_PRIVATE_LABELS,),
         fixed_size=True,
         way="labels",
         direct=True,
     ),
     Kind(
         name="sample_count",
-        tensors=(
-            TensorForm(name="n", shapes=("",), whole=True, meaning="how many records the sender trains on"),
-        ),
+        tensors=(_COUNT,),
         exact=True,
         fixed_size=True,
         way="counts",
@@ -227,9 +223,10 @@ ANSWERS = tuple(kind.name for kind in _KINDS if kind.scale and not kind.read_as)
 UNDECLARED = frozenset(kind.name for kind in _KINDS if not kind.declared)
 """Kinds that any protocol may send without declaring them."""
 
-WAYS: Mapping[Way, tuple[str, ...]] = MappingProxyType(
-    {way: tuple(kind.name for kind in _KINDS if kind.way == way) for way in get_args(Way)}
-)
+_by_way = dict[Way, tuple[str, ...]]()
+for _way in get_args(Way):
+    _by_way[_way] = tuple(kind.name for kind in _KINDS if kind.way == _way)
+WAYS: Mapping[Way, tuple[str, ...]] = MappingProxyType(_by_way)
 """The kinds of each way."""
 
 _OWN_KIND = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")

@@ -9,7 +9,7 @@ from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.config import validate
 from fdaudit.errors import Mistakes, SpecError, nearest
-from fdaudit.isolation.attacker import settings_of
+from fdaudit.isolation.trials import settings_of
 from fdaudit.spec.schema import AttackSpec, Spec
 from fdaudit.spec.trust import IMPORT, refuse_untrusted
 

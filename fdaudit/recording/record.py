@@ -115,9 +115,8 @@ def read_record(directory: Path) -> Record:
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise IntegrityError([f"{RECORD} is no regular file"])
     if not path.is_file():
-        raise RunError(
-            "record", str(directory), f"has no {RECORD}", "Give a directory that a recorder wrote."
-        )
+        remedy = "Give a directory that a recorder wrote."
+        raise RunError("record", str(directory), f"has no {RECORD}", remedy)
     refuse_links(directory, _BESIDE)
     try:
         data = read_file(path, JSON_BYTES)
@@ -126,8 +125,7 @@ def read_record(directory: Path) -> Record:
         if canonical(value) + b"\n" != data:
             raise ValueError("it is not in canonical form")
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        reason = reason_of(error)
-        raise IntegrityError([f"{RECORD} is damaged: {reason}"]) from None
+        raise IntegrityError([f"{RECORD} is damaged: {reason_of(error)}"]) from None
     return Record(
         directory=directory,
         parties=tuple(value["parties"]),
@@ -160,21 +158,20 @@ def read_lines_only(directory: Path) -> tuple[Record, list[Message]]:
         IntegrityError: its lines are damaged, or not those that `record.json` counts.
     """
     record = read_record(directory)
-    log = record.transcript / LOG
-    if record.transcript.is_symlink() or log.is_symlink() or not log.is_file():
-        raise IntegrityError([f"transcript/{LOG} is missing, or no regular file"])
+    log = _log_of(record)
     refuse_forecast("record", str(log), _PARSED * log.stat().st_size)
-    lines = list(islice(_whole_lines(log), record.messages))
-    findings, previous = [], GENESIS
-    for number, line in enumerate(lines, start=1):
-        if Message.from_line(line).previous != previous:
+    messages, findings, previous = list[Message](), list[str](), GENESIS
+    for number, line in enumerate(islice(_whole_lines(log), record.messages), start=1):
+        message = Message.from_line(line)
+        if message.previous != previous:
             findings.append(f"{LOG} line {number}: does not chain to the line before")
         previous = hashlib.sha256(line).hexdigest()
-    if (len(lines), previous) != (record.messages, record.head):
+        messages.append(message)
+    if (len(messages), previous) != (record.messages, record.head):
         findings.append(f"{LOG} does not end where {RECORD} says")
     if findings:
         raise IntegrityError(findings)
-    return record, [Message.from_line(line) for line in lines]
+    return record, messages
 
 
 def _refuse_odd(value: Any) -> None:
@@ -247,9 +244,7 @@ def closed_part(record: Record, target: Path) -> int:
     Raises:
         IntegrityError: a line is no message, or a payload is missing.
     """
-    log = record.transcript / LOG
-    if record.transcript.is_symlink() or log.is_symlink() or not log.is_file():
-        raise IntegrityError([f"transcript/{LOG} is missing, or no regular file"])
+    log = _log_of(record)
     (target / PAYLOADS).mkdir(parents=True)
     lengths: dict[str, int] = {}
     rest = 0
@@ -286,6 +281,14 @@ def held_messages(transcript: Path) -> list[Message]:
     if log.is_file():
         refuse_forecast("record", str(log), _PARSED * log.stat().st_size)
     return list(read_messages(transcript))
+
+
+def _log_of(record: Record) -> Path:
+    """Return the log of a record, which is a regular file inside it."""
+    log = record.transcript / LOG
+    if record.transcript.is_symlink() or log.is_symlink() or not log.is_file():
+        raise IntegrityError([f"transcript/{LOG} is missing, or no regular file"])
+    return log
 
 
 def _whole_lines(log: Path) -> Iterator[bytes]:

@@ -87,7 +87,7 @@ KINDS = (
     "top_soft_labels",
     "vote_counts",
 )
-"""The names in fdaudit's `kinds.py`, sorted; any other kind has a name such as `vendor/name`."""
+"""The names in `fdaudit.kinds`, sorted; any other kind has a name such as `vendor/name`."""
 
 _OWN_KIND = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")
 PARTY = re.compile(r"server|aggregator|world|client/(0|[1-9][0-9]{0,3})")
@@ -225,9 +225,8 @@ class Recorder:
         with self._alone():
             number = _whole(t, _MOST_ROUNDS)
             if number is None:
-                raise RecordError(
-                    "t", t, "is no number of a round", f"Count rounds from 0 to {_MOST_ROUNDS - 1}."
-                )
+                remedy = f"Count rounds from 0 to {_MOST_ROUNDS - 1}."
+                raise RecordError("t", t, "is no number of a round", remedy)
             if number < self._round:
                 raise RecordError("t", t, f"lies before round {self._round}", "Record rounds in their order.")
             if number > self._round:
@@ -374,9 +373,8 @@ class Recorder:
         """Refuse directories that hold a record or a truth already, or lie within each other."""
         for path in (self.directory / "record.json", self.directory / "transcript"):
             if os.path.lexists(path):
-                raise RecordError(
-                    "directory", str(self.directory), "holds a record already", "Choose another one."
-                )
+                place = str(self.directory)
+                raise RecordError("directory", place, "holds a record already", "Choose another one.")
         if self._truth is None:
             return
         record, truth = self.directory.resolve(), self._truth.resolve()
@@ -441,10 +439,9 @@ class Recorder:
             raise RecordError("recorder", str(self.directory), "belongs to another process", remedy)
         with self._lock:
             if self._state != "open":
-                ended = "is closed" if self._state == "closed" else "ended with an error"
-                raise RecordError(
-                    "recorder", str(self.directory), ended, "Begin a record in a new directory."
-                )
+                problem = "is closed" if self._state == "closed" else "ended with an error"
+                remedy = "Begin a record in a new directory."
+                raise RecordError("recorder", str(self.directory), problem, remedy)
             yield
 
     def _write(self, fields: dict[str, Any], payload: memoryview, records: list[int] | None) -> int:
@@ -470,7 +467,8 @@ class Recorder:
         """Make the open round durable, then say in `record.json` that it is."""
         self._state = "broken"
         with _writing(self.directory):
-            self._rounds += self._round >= 0
+            if self._round >= 0:
+                self._rounds += 1
             self._save(status)
         self._state = "open"
 
@@ -688,7 +686,9 @@ def _write_records(
         if dtype is None:
             array = _widened(array)
         arrays[name] = array
-    records = len(arrays["x"]) if arrays["x"].ndim else 0
+    records = 0
+    if arrays["x"].ndim:
+        records = len(arrays["x"])
     if not records or arrays["y"].ndim not in (1, 2, 3) or len(arrays["y"]) != records:
         shapes = f"{arrays['x'].shape} and {arrays['y'].shape}"
         raise RecordError("x, y", shapes, "are no records", "Give x and y with one row for each record.")
@@ -727,9 +727,8 @@ def _card(source: Path, target: Path) -> bytes:
         with source.open("rb") as file:
             data = file.read(_most(_YAML_BYTES) + 1)
     except OSError as error:
-        raise RecordError(
-            "card", str(source), f"cannot be read ({error.strerror})", "Give a YAML file."
-        ) from None
+        problem = f"cannot be read ({error.strerror})"
+        raise RecordError("card", str(source), problem, "Give a YAML file.") from None
     _refuse_above(_YAML_BYTES, len(data), "card", str(source), "the card")
     if target.exists() and target.read_bytes() != data:
         raise RecordError("card", str(source), f"differs from {target}", "Keep one of the two.")
@@ -796,10 +795,8 @@ def _bits(name: Any, value: Any) -> tuple[Array, str, np.dtype[Any] | None]:
 
 def _array(value: Any) -> tuple[Array, np.dtype[Any] | None]:
     """Return an array, or the bits of bfloat16, and its type in this machine's byte order; None: PyTorch's bfloat16."""
-    if hasattr(
-        value, "detach"
-    ):  # a PyTorch tensor: NumPy reads only what has no gradient and lies in main memory
-        value = value.detach().cpu()
+    if hasattr(value, "detach"):  # a PyTorch tensor
+        value = value.detach().cpu()  # NumPy reads only what has no gradient and lies in main memory
         if str(value.dtype) == "torch.bfloat16":
             return value.view(sys.modules["torch"].int16).numpy().view(np.uint16), None
         array: Array = value.numpy(force=True)
@@ -880,9 +877,8 @@ def _refuse_above(limit: tuple[str, int], size: int, field: str, value: object, 
     most = _most(limit)
     if size > most:
         problem = f"does not fit: {what} would have {size:,} bytes, and at most {most:,} are read"
-        raise RecordError(
-            field, value, problem, f"Send less at once, or set {limit[0]} here and at the reader."
-        )
+        remedy = f"Send less at once, or set {limit[0]} here and at the reader."
+        raise RecordError(field, value, problem, remedy)
 
 
 @contextmanager

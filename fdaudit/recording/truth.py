@@ -18,6 +18,7 @@ NOTES, REPLIES, NODES = "notes.jsonl", "replies.jsonl", "nodes.json"
 """What the adapters of frameworks write: at a site, and at the server."""
 _MOST = 1 << 40
 """No number of a record reaches this."""
+_WRITTEN = "Use the file that the recorder wrote."
 
 
 def read_uses(path: Path) -> dict[int, tuple[int, ...]]:
@@ -94,9 +95,8 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         data = read_file(path, TABLE_BYTES)
     except OSError as error:
-        raise UsageError(
-            path.name, str(path), f"cannot be read ({error.strerror})", "Give the file."
-        ) from None
+        problem = f"cannot be read ({error.strerror})"
+        raise UsageError(path.name, str(path), problem, "Give the file.") from None
     if path.name != USES:
         data = data[: data.rfind(b"\n") + 1]
     for number, line in enumerate(data.splitlines(), start=1):
@@ -132,9 +132,6 @@ def read_sites(path: Path) -> Mapping[str, str | int]:
         if isinstance(name, str) and (problem := name_problem(name)):
             raise UsageError(path.name, name, problem, _WRITTEN)
     return value
-
-
-_WRITTEN = "Use the file that the recorder wrote."
 
 
 def _is_count(value: object) -> bool:

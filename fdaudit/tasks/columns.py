@@ -43,7 +43,7 @@ class Column:
     @property
     def width(self) -> int:
         """Return the number of entries of the vector: 1 for a number, one for each category otherwise."""
-        return 1 if self.is_number else len(self.categories)
+        return len(self.categories) or 1
 
 
 def plain_columns(width: int) -> tuple[Column, ...]:
@@ -58,11 +58,12 @@ def width_of(columns: Sequence[Column]) -> int:
 
 def spans(columns: Sequence[Column]) -> list[slice]:
     """Return the entries of the vector that each column has."""
-    made, start = list[slice](), 0
+    entries = list[slice]()
+    start = 0
     for column in columns:
-        made.append(slice(start, start + column.width))
+        entries.append(slice(start, start + column.width))
         start += column.width
-    return made
+    return entries
 
 
 def cells_of(x: Tensor, columns: Sequence[Column]) -> Tensor:
@@ -72,14 +73,14 @@ def cells_of(x: Tensor, columns: Sequence[Column]) -> Tensor:
     """
     import torch
 
-    made = []
+    cells = []
     for column, span in zip(columns, spans(columns), strict=True):
         entries = x[:, span].double()
         if column.is_number:
-            made.append(column.mean + column.scale * entries[:, 0])
+            cells.append(column.mean + column.scale * entries[:, 0])
         else:
-            made.append(entries.argmax(1).double())
-    return torch.stack(made, 1)
+            cells.append(entries.argmax(1).double())
+    return torch.stack(cells, 1)
 
 
 def shown_cell(value: float, column: Column) -> str:

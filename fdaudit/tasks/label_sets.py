@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fdaudit.tasks.labels import Divergence, LabelRange, Labels, Supervised, Unshared
+from fdaudit.tasks.labels import Divergence, LabelRange, Labels, Shape, Supervised, Unshared
 
 if TYPE_CHECKING:
     import torch
@@ -33,11 +33,11 @@ class LabelSets(Labels):
         remedy="Use 'iid' or 'dirichlet'.",
     )
 
-    def shape(self, classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, classes: int, input_shape: Shape) -> Shape:
         """Return (C,)."""
         return (classes,)
 
-    def answer_shape(self, classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    def answer_shape(self, classes: int, input_shape: Shape) -> Shape:
         """Return (C,)."""
         return (classes,)
 
@@ -93,17 +93,13 @@ class LabelSets(Labels):
         """Return the labels (n, C)."""
         return y
 
-    def random(
-        self, n: int, classes: int, input_shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
+    def random(self, n: int, classes: int, input_shape: Shape, generator: torch.Generator) -> Tensor:
         """Return a fair coin (n, C) for each class."""
         import torch
 
         return torch.randint(2, (n, classes), generator=generator)
 
-    def stand_ins(
-        self, n: int, classes: int, input_shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
+    def stand_ins(self, n: int, classes: int, input_shape: Shape, generator: torch.Generator) -> Tensor:
         """Return a fair coin (n, C) for each class."""
         return self.random(n, classes, input_shape, generator)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from fdaudit.rng import SecretStream
 
-__all__ = ["Distance", "Divergence", "LabelRange", "Labels", "Supervised", "Unshared"]
+__all__ = ["Distance", "Divergence", "LabelRange", "Labels", "Shape", "Supervised", "Unshared"]
 
 Supervised = Literal["cross-entropy", "binary-cross-entropy", "cross-entropy-dice"]
 """Losses that fit a model to labels."""
@@ -20,6 +20,8 @@ Divergence = Literal["kl", "binary-kl"]
 """Losses that fit a model to another model's probabilities."""
 Distance = Literal["l2", "dice"]
 """Losses that fit a model to another model's answers: `l2` to logits, `dice` to probabilities of pixels."""
+Shape = tuple[int, ...]
+"""The sizes of an image, a label or an answer."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,11 @@ class Labels(ABC):
     # -- shapes and values ----------------------------------------------------------------------------------
 
     @abstractmethod
-    def shape(self, classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, classes: int, input_shape: Shape) -> Shape:
         """Return the shape of one record's label."""
 
     @abstractmethod
-    def answer_shape(self, classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    def answer_shape(self, classes: int, input_shape: Shape) -> Shape:
         """Return the shape of a model's answer to one record."""
 
     def bounds(self, classes: int) -> LabelRange:
@@ -159,15 +161,11 @@ class Labels(ABC):
     # -- labels that are drawn ------------------------------------------------------------------------------
 
     @abstractmethod
-    def random(
-        self, n: int, classes: int, input_shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
+    def random(self, n: int, classes: int, input_shape: Shape, generator: torch.Generator) -> Tensor:
         """Return random labels that a model can learn by heart."""
 
     @abstractmethod
-    def stand_ins(
-        self, n: int, classes: int, input_shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
+    def stand_ins(self, n: int, classes: int, input_shape: Shape, generator: torch.Generator) -> Tensor:
         """Return labels that stand for a client's in a rehearsal; every class should occur."""
 
     def canaries(self, n: int, classes: int, draws: SecretStream) -> Tensor:

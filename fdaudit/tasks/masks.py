@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fdaudit.tasks.labels import Distance, Labels, Supervised, Unshared
+from fdaudit.tasks.labels import Distance, Labels, Shape, Supervised, Unshared
 
 if TYPE_CHECKING:
     import torch
@@ -37,11 +37,11 @@ class Masks(Labels):
     no_canaries: ClassVar[str] = "its labels are masks"
     most_by_heart: ClassVar[int | None] = 64  # a network takes long to learn a mask by heart
 
-    def shape(self, classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, classes: int, input_shape: Shape) -> Shape:
         """Return (h, w)."""
         return input_shape[1:]
 
-    def answer_shape(self, classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    def answer_shape(self, classes: int, input_shape: Shape) -> Shape:
         """Return (C, h, w)."""
         return (classes, *input_shape[1:])
 
@@ -72,9 +72,7 @@ class Masks(Labels):
 
         return torch.nn.functional.one_hot(y).flatten(1)
 
-    def random(
-        self, n: int, classes: int, input_shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
+    def random(self, n: int, classes: int, input_shape: Shape, generator: torch.Generator) -> Tensor:
         """Return masks (n, h, w) of which each quarter has one random class."""
         import torch
 
@@ -83,9 +81,7 @@ class Masks(Labels):
         rows, columns = (torch.arange(side) * 2 // side for side in (height, width))
         return quarters[:, rows][:, :, columns]
 
-    def stand_ins(
-        self, n: int, classes: int, input_shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
+    def stand_ins(self, n: int, classes: int, input_shape: Shape, generator: torch.Generator) -> Tensor:
         """Return masks (n, h, w) whose pixels are random."""
         import torch
 

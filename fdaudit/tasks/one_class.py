@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fdaudit.tasks.labels import Labels, Supervised
+from fdaudit.tasks.labels import Labels, Shape, Supervised
 
 if TYPE_CHECKING:
     import torch
@@ -28,11 +28,11 @@ class OneClass(Labels):
     needed: ClassVar[str] = "the attack needs other labels than one class for each record"
     paired_alike: ClassVar[bool] = True
 
-    def shape(self, classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, classes: int, input_shape: Shape) -> Shape:
         """Return (): a label is one number."""
         return ()
 
-    def answer_shape(self, classes: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    def answer_shape(self, classes: int, input_shape: Shape) -> Shape:
         """Return (C,)."""
         return (classes,)
 
@@ -78,17 +78,13 @@ class OneClass(Labels):
 
         return torch.nn.functional.one_hot(y)
 
-    def random(
-        self, n: int, classes: int, input_shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
+    def random(self, n: int, classes: int, input_shape: Shape, generator: torch.Generator) -> Tensor:
         """Return classes (n,), all equally likely."""
         import torch
 
         return torch.randint(classes, (n,), generator=generator)
 
-    def stand_ins(
-        self, n: int, classes: int, input_shape: tuple[int, ...], generator: torch.Generator
-    ) -> Tensor:
+    def stand_ins(self, n: int, classes: int, input_shape: Shape, generator: torch.Generator) -> Tensor:
         """Return the classes (n,) in turn."""
         import torch
 

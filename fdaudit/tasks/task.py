@@ -40,7 +40,9 @@ class Task:
             return None
         if self.labels.dense:
             return sites
-        return y if self.labels.one_class else None
+        if self.labels.one_class:
+            return y
+        return None
 
     def unmet(self, able: Collection[Task]) -> str:
         """Return why an attack on the tasks `able`, of which this is none, does not apply to it."""

@@ -13,7 +13,7 @@ import fdaudit
 from fdaudit.errors import UsageError
 from fdaudit.evaluation.stage import Stage
 from fdaudit.goals.text_reconstruction import TextReconstruction
-from fdaudit.isolation.attacker import _are_tokens
+from fdaudit.isolation.trials import _are_tokens
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.planning.site_records import DesignSpec, load_site_records
 from fdaudit.rng import SecretStream

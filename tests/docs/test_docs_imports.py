@@ -16,7 +16,7 @@ import fdaudit
 from fdaudit import attacks, defenses
 from fdaudit.cli.explain import explained
 from fdaudit.errors import SpecError
-from fdaudit.isolation.attacker import settings_of
+from fdaudit.isolation.trials import settings_of
 from fdaudit.planning.card_protocol import known_protocol
 from fdaudit.spec.schema import ProtocolSpec
 

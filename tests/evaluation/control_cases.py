@@ -27,7 +27,7 @@ from fdaudit.goals.model_extraction import Extraction
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.goals.row_reconstruction import RowReconstruction
 from fdaudit.goals.text_reconstruction import TextReconstruction
-from fdaudit.isolation import attacker
+from fdaudit.isolation import trials
 from fdaudit.isolation.frames import Frame, Tensors
 from fdaudit.isolation.schema import packed, packed_guesses
 from fdaudit.planning.simulated import simulated_case
@@ -221,7 +221,7 @@ def guessing_at_random(case: Any, applies: bool) -> Iterator[list[str]]:
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attacker, "_answered", answered)
+        patch.setattr(trials, "_answered", answered)
         yield digests
 
 

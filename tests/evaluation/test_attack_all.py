@@ -13,8 +13,8 @@ from fdaudit import attacks
 from fdaudit.adversary.oracle import Oracle
 from fdaudit.api import attack_all, every_adversary
 from fdaudit.evaluation.stage import Stage
-from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
+from fdaudit.isolation.trials import attack as run_attack
 from fdaudit.storage.timings import note_time
 from fdaudit.types import AttackTask, Challenge
 

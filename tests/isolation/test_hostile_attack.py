@@ -20,7 +20,7 @@ from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.errors import SpecError
 from fdaudit.evaluation.stage import Stage
-from fdaudit.isolation.landlock import offered
+from fdaudit.isolation.confinement import landlock_version
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.result import Cell
 from fdaudit.storage import scratch
@@ -28,7 +28,7 @@ from fdaudit.storage import scratch
 from ..helpers.doubles import spec
 from ..helpers.warm import forked_attackers
 
-VERSION = offered()
+VERSION = landlock_version()
 WALLS = {  # what needs Landlock, and from which version on
     "read": 1, "listed": 1, "written": 1, "another's": 1, "temporary": 1, "processes": 1, "parent": 1, "traced": 1,
     "connected": 4, "signalled": 6,

@@ -15,7 +15,7 @@ import pytest
 
 from fdaudit.isolation import launch, paths
 from fdaudit.isolation.attacker import Attacker
-from fdaudit.isolation.landlock import offered
+from fdaudit.isolation.confinement import landlock_version
 from fdaudit.storage import cache
 
 from ..helpers import warm
@@ -197,7 +197,7 @@ def test_a_keeper_sees_the_tree_of_its_auditor(attacker: Attacker) -> None:
 
 CHILD = """
 import json, sys, threading
-from fdaudit.isolation.landlock import restrict
+from fdaudit.isolation.confinement import restrict_files
 
 def can(path, text):
     try:
@@ -207,7 +207,7 @@ def can(path, text):
         return False
     return True
 
-restrict(["/usr", "/lib", "/lib64", sys.prefix, "/proc/self"], json.loads(sys.argv[2]))
+restrict_files(["/usr", "/lib", "/lib64", sys.prefix, "/proc/self"], json.loads(sys.argv[2]))
 thread = f"/proc/self/task/{threading.get_native_id()}/comm"
 outside = sys.argv[1]
 print(json.dumps([can(thread, "named"), can(outside, "x"), can("/proc/self/root" + outside, "x"),
@@ -233,7 +233,7 @@ def tried(outside: Path, writable: list[str]) -> list[bool]:
     return found
 
 
-@pytest.mark.skipif(not offered(), reason="this kernel has no Landlock")
+@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
 def test_a_process_that_may_name_its_threads_can_write_nothing_else(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("truth")

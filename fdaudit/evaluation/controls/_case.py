@@ -23,8 +23,8 @@ from fdaudit.federation.rehearsal import rehearse
 from fdaudit.goals import Guess
 from fdaudit.handout.auxiliary import Assumption, merged
 from fdaudit.handout.rehearsals import rehearsal_of, stand_in_of
-from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
+from fdaudit.isolation.trials import attack as run_attack
 from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child_seed
 from fdaudit.scoring.goals.scorer import CheckedTask

@@ -22,8 +22,8 @@ from fdaudit.federation.rehearsal import rehearse
 from fdaudit.goals.membership import Membership
 from fdaudit.handout.rehearsals import stand_in_of
 from fdaudit.isolation.attacker import AttackFailedError
-from fdaudit.isolation.attacker import attack as run_attack
 from fdaudit.isolation.schema import Trial
+from fdaudit.isolation.trials import attack as run_attack
 from fdaudit.metrics import auc_figure
 from fdaudit.result import Control
 from fdaudit.rng import SecretStream, child_seed
