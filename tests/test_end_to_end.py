@@ -16,6 +16,7 @@ from fdaudit.spec.schema import Spec
 
 from .helpers.browser import Browser
 from .helpers.report_cases import SECTIONS
+from .helpers.results import cell_of, cells_of, figures_of
 from .helpers.warm import forked_workers, programs_as_attackers
 
 SPEC = {
@@ -53,7 +54,7 @@ def page(finished: fdaudit.Run) -> Path:
 
 
 def test_every_cell_has_an_outcome_and_every_other_one_a_reason(finished: fdaudit.Run) -> None:
-    cells = {c["id"]: c for c in finished.result.plain()["cells"]}
+    cells = cells_of(finished)
     assert set(cells) == {f"{a}/{b}" for a in ("server", "world") for b in attacks.REGISTRY.names()}
     asked = {entry["name"] for entry in SPEC["attacks"]}
     assert {c["attack"] for c in cells.values() if c["status"] == "not-requested"}.isdisjoint(asked)
@@ -66,11 +67,11 @@ def test_every_cell_has_an_outcome_and_every_other_one_a_reason(finished: fdaudi
 
 
 def test_private_images_come_back_out_of_the_gradients(finished: fdaudit.Run) -> None:
-    (cell,) = [c for c in finished.result.plain()["cells"] if c["id"] == "server/inverting-gradients"]
-    gain = {f["name"]: f for f in cell["figures"]}["psnr_gain"]
+    cell = cell_of(finished, "server/inverting-gradients")
+    gain = figures_of(cell)["psnr_gain"]
     assert gain["low"] > 3, gain
     for target in cell["targets"]:
-        (prior,) = (f for f in target["figures"] if f["name"] == "psnr_prior")
+        prior = figures_of(target)["psnr_prior"]
         # The stricter baseline may be the guess itself beside other records: it has no picture of its own.
         kinds = ("truth", "guess") if OWN_IMAGES in prior["note"] else ("truth", "guess", "prior")
         for image in target["images"]:
@@ -89,7 +90,7 @@ def test_the_record_is_intact_and_the_views_are_what_was_sent(finished: fdaudit.
 def test_one_attack_can_be_run_again_with_other_settings(finished: fdaudit.Run) -> None:
     cell = fdaudit.attack("loss-threshold", finished, adversary="server", floor=1e-6)
     assert cell.params["floor"] == 1e-6
-    stored = {c["id"]: c for c in finished.result.plain()["cells"]}
+    stored = cells_of(finished)
     assert stored["server/loss-threshold"]["params"]["floor"] == 1e-6
     assert stored["world/loss-threshold"]["params"]["floor"] == 1e-12
 

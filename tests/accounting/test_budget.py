@@ -27,19 +27,24 @@ DP_SGD = {
 }
 
 
+def passed(log: Log, meter: BudgetMeter) -> Log:
+    """Return the messages up to the first that the meter refuses."""
+    sent = Log()
+    for message in log:
+        try:
+            meter.admit(message)
+        except SpecError:
+            break
+        sent.append(message)
+    return sent
+
+
 @pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(log=graphs(), view=st.sampled_from(["server", "world", "client/1", "server+client/1"]))
 def test_whatever_a_filter_lets_pass_stays_within_its_budget(log: Log, view: str) -> None:
     for budget in (1.0, 6.0, 40.0):
-        meter = BudgetMeter(view, budget, 1e-5, "record", "add-or-remove", PARTIES)
-        sent = Log()
-        for message in log:
-            try:
-                meter.admit(message)
-            except SpecError:
-                break
-            sent.append(message)
+        sent = passed(log, BudgetMeter(view, budget, 1e-5, "record", "add-or-remove", PARTIES))
         found = Books(sent, PARTIES).ledger(view, relation="add-or-remove", pld=False)
         assert found.epsilon <= budget * (1 + 1e-9)
 
@@ -55,15 +60,8 @@ def test_what_a_filter_lets_pass_stays_within_its_budget_if_parties_depart(
     for group in departing_groups([name], view, PARTIES):
         for budget in (1.0, 6.0, 40.0):
             meter = BudgetMeter(view, budget, 1e-5, "record", "add-or-remove", PARTIES, departing=group)
-            sent = Log()
-            for message in log:
-                try:
-                    meter.admit(message)
-                except SpecError:
-                    break
-                sent.append(message)
-            left = Books(sent, PARTIES).if_departed(group)
-            found = left.ledger(view, relation="add-or-remove", pld=False)
+            remaining = Books(passed(log, meter), PARTIES).if_departed(group)
+            found = remaining.ledger(view, relation="add-or-remove", pld=False)
             assert found.epsilon <= budget * (1 + 1e-9) or "could be asked" in found.cause
 
 

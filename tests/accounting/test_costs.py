@@ -15,7 +15,6 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf, quad
-from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from fdaudit.accounting import costs
@@ -35,25 +34,16 @@ from fdaudit.events import (
 )
 
 from ..helpers.ledger_cases import CLIENT, RECORD
+from .mechanism_cases import gaussian_epsilon
 
 DELTA = 1e-5
-
-
-def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """The exact ε of one Gaussian release (Balle & Wang 2018, Theorem 8)."""
-
-    def beyond(eps: float) -> float:
-        a, b = 1 / (2 * multiplier) - eps * multiplier, -1 / (2 * multiplier) - eps * multiplier
-        return float(norm.cdf(a) - math.exp(eps) * norm.cdf(b)) - delta
-
-    return float(brentq(beyond, 0, 200))
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 4.0, 20.0])
 def test_one_gaussian_costs_its_exact_epsilon_whatever_the_relation_it_is_stated_for(scale: float) -> None:
     for stated in (RECORD, CLIENT):
         event = Gaussian(sensitivity=3.0, scale=3.0 * scale, **stated)
-        assert epsilon({event: 1}, DELTA).value == pytest.approx(gaussian_epsilon(scale, DELTA), rel=3e-6)
+        assert epsilon({event: 1}, DELTA).value == pytest.approx(gaussian_epsilon(1 / scale, DELTA), rel=3e-6)
 
 
 def gaussian_delta(ratio: float, eps: float) -> mpf:
@@ -87,9 +77,9 @@ def test_the_library_would_double_a_sensitivity_that_is_doubled_already() -> Non
     losses = PLDAccountant(replaced).compose(dp.GaussianDpEvent(4.0)).get_epsilon(DELTA)
     orders = RdpAccountant(None, replaced).compose(dp.GaussianDpEvent(4.0)).get_epsilon(DELTA)
     assert losses > 1.5 * orders
-    assert losses == pytest.approx(gaussian_epsilon(2.0, DELTA), rel=1e-3)
+    assert losses == pytest.approx(gaussian_epsilon(1 / 2, DELTA), rel=1e-3)
     ours = epsilon({Gaussian(sensitivity=1.0, scale=4.0, **CLIENT): 1}, DELTA)
-    assert ours.value == pytest.approx(gaussian_epsilon(4.0, DELTA), rel=1e-3)
+    assert ours.value == pytest.approx(gaussian_epsilon(1 / 4, DELTA), rel=1e-3)
 
 
 def test_gaussians_add_up_to_one_louder_gaussian() -> None:

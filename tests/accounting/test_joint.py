@@ -26,6 +26,7 @@ from fdaudit.cli.app import app
 from fdaudit.errors import RunError, UsageError
 
 from ..helpers.ledger_cases import dp_sgd, gaussian, laplace
+from ..helpers.run_cases import three_clients
 from ..helpers.text_cases import write_texts
 
 DELTA = 1e-5
@@ -100,12 +101,8 @@ def spec(sigma: float, **changes: Any) -> dict[str, Any]:
         "params": {"sigma": sigma, "clip": 1.0},
     }
     params = {"rounds": 2, "local_steps": 1, "batch_size": 8, "weighting": "uniform"}
-    return {
-        "seed": 3, "device": "cpu", "threads": 1, "profile": "quick", "clients": 3,
-        "dataset": {"name": "digits", "limit": 240}, "model": {"name": "mlp", "params": {"widths": [16]}},
-        "protocol": {"name": "fedavg", "params": params}, "references": [], "attacks": [],
-        "adversaries": ["server", "world"], "defenses": [noise], **changes,
-    }  # fmt: skip
+    own = {"protocol": {"name": "fedavg", "params": params}, "defenses": [noise]}
+    return three_clients(**own | changes)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from fdaudit.accounting.charges import Drawn
 from fdaudit.accounting.costs import epsilon
 from fdaudit.events import Gaussian
 
+from ..helpers.run_cases import three_clients
+
 VOTES = {"outputs": "votes", "weights": "uniform", "shares": "uniform"}
 PLAIN = {"weights": "uniform", "shares": "uniform"}
 CLIP, SIGMA, VOTE_SIGMA = 0.5, 40.0, 60.0
@@ -42,22 +44,13 @@ def ran(folder: Path, params: dict[str, Any], defenses: list[dict[str, Any]], **
         "local_steps": 5,
         "batch_size": 8,
     }
-    spec = {
-        "seed": 3,
-        "device": "cpu",
-        "threads": 1,
-        "profile": "quick",
-        "clients": 3,
-        "dataset": {"name": "digits", "limit": 240},
-        "model": {"name": "mlp", "params": {"widths": [8]}},
-        "references": [],
-        "attacks": [],
-        "adversaries": ["server"],
-        "protocol": {"name": "fediod", "params": {**small, **params}},
-        "defenses": defenses,
-        **more,
-    }
-    return fdaudit.run(spec, folder / "run")
+    spec = three_clients(
+        model={"name": "mlp", "params": {"widths": [8]}},
+        protocol={"name": "fediod", "params": {**small, **params}},
+        adversaries=["server"],
+        defenses=defenses,
+    )
+    return fdaudit.run({**spec, **more}, folder / "run")
 
 
 @pytest.fixture(scope="module")

@@ -14,25 +14,15 @@ import fdaudit
 from fdaudit.cli.app import app
 from fdaudit.errors import SpecError
 
+from ..helpers.run_cases import three_clients
+
 NOISE = {"sigma": 40.0, "clip": 1.0}
 
 
 def spec(**changes: Any) -> dict[str, Any]:
     params = {"rounds": 2, "local_steps": 1, "batch_size": 8, "weighting": "uniform"}
-    return {
-        "seed": 3,
-        "device": "cpu",
-        "threads": 1,
-        "profile": "quick",
-        "clients": 3,
-        "dataset": {"name": "digits", "limit": 240},
-        "model": {"name": "mlp", "params": {"widths": [16]}},
-        "protocol": {"name": "fedavg", "params": params},
-        "references": [],
-        "attacks": [],
-        "adversaries": ["server", "client/0", "world"],
-        **changes,
-    }
+    own = {"protocol": {"name": "fedavg", "params": params}, "adversaries": ["server", "client/0", "world"]}
+    return three_clients(**own | changes)
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from fdaudit import attacks, protocols
+from fdaudit import attacks
 from fdaudit.testing.federation import records
 from fdaudit.testing.running import ProtocolRun
 
-from ..helpers.protocol_cases import case_id, every_case, run
+from ..helpers.protocol_cases import every_case, run, thorough_beyond_defaults
 
 BY_RECORDS: dict[str, dict[str, tuple[str, ...]]] = {
     "fedgems": {"logits": (), "proxy_indices": ()},
@@ -58,16 +58,10 @@ def by_records(place: Path, name: str, params: dict[str, Any]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", [n for n in protocols.REGISTRY.names() if n != "centralized"])
+@pytest.mark.parametrize("case", thorough_beyond_defaults([c for c in every_case() if c[0] != "centralized"]))
 def test_numbers_sizes_and_silences_depend_on_records_where_it_is_listed_alone(
-    tmp_path: Path, name: str
+    tmp_path: Path, case: tuple[str, dict[str, Any]]
 ) -> None:
-    assert by_records(tmp_path, name, {}) <= set(BY_RECORDS.get(name, {}))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("case", [c for c in every_case() if c[1] and c[0] != "centralized"], ids=case_id)
-def test_so_it_is_under_other_settings(tmp_path: Path, case: tuple[str, dict[str, Any]]) -> None:
     assert by_records(tmp_path, *case) <= set(BY_RECORDS.get(case[0], {}))
 
 

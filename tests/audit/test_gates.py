@@ -18,7 +18,8 @@ from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.testing.specs import small_spec
 from fdaudit.types import Figure
 
-from ..helpers.run_cases import cli, finished, write_spec
+from ..helpers.command import Cli
+from ..helpers.run_cases import finished, write_spec
 
 EPSILONS = st.one_of(st.none(), st.floats(0, 1e9))
 
@@ -186,13 +187,11 @@ def test_a_utility_gate_without_a_measurement_fails_and_says_why(name: str) -> N
     assert ("standalone" if name == "utility_drop" else "test records") in _broken(gate)
 
 
-def test_a_diverged_run_fails_its_gate_and_is_warned_about(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_diverged_run_fails_its_gate_and_is_warned_about(tmp_path: Path, cli: Cli) -> None:
     protocol = {"name": "fedavg", "params": {"rounds": 2, "lr": 1000.0}}
     spec = small_spec(protocol=protocol, gates={"utility": 0.9}, references=["centralized"])
     path = write_spec(tmp_path / "spec.yaml", spec)
-    code, out, err = cli(monkeypatch, capsys, "run", path, "--out", tmp_path / "run")
+    code, out, err = cli("run", path, "--out", tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert code == 1
     assert "gate utility failed" in err

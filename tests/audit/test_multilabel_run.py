@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +12,9 @@ from fdaudit.protocols import REGISTRY
 from sklearn.metrics import f1_score, roc_auc_score
 
 import fdaudit
-from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import answer
 from fdaudit.errors import SpecError
 from fdaudit.planning.simulated import simulated_case
-from fdaudit.rng import child
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import load_tensors
 from fdaudit.tasks import MULTI_LABEL
@@ -25,12 +22,12 @@ from fdaudit.testing.federation import records, several
 from fdaudit.testing.specs import small_spec
 from fdaudit.training.encoder import TaskEncoder
 from fdaudit.training.execution import Execution
-from fdaudit.transcript.encoding import Naming
-from fdaudit.types import AttackTask, Challenge
 
 from ..helpers.protocol_cases import case_id, every_case
-from ..helpers.protocol_cases import run as run_protocol
-from ..helpers.run_cases import cli, known, tree
+from ..helpers.refusals import refused
+from ..helpers.results import cells_of, figures_of
+from ..helpers.run_cases import known
+from .task_cases import check_repeated, check_resumed, first_gradient, loss_scores
 
 pytestmark = pytest.mark.thorough
 
@@ -91,27 +88,24 @@ def test_the_result_and_the_report_speak_of_mauc(finished, monkeypatch, capsys):
     assert any(f"Of these {len(client.members)} pairs {alike} join" in line for line in result["limits"])
 
 
-def test_the_command_line_prints_mauc(tmp_path, monkeypatch, capsys):
+def test_the_command_line_prints_mauc(tmp_path, cli):
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(small_spec(**{**MULTI, "attacks": [], "references": []})))
-    code, out, _ = cli(monkeypatch, capsys, "run", spec, "--out", tmp_path / "run")
+    code, out, _ = cli("run", spec, "--out", tmp_path / "run")
     assert code == 0
     assert out.split()[:2] == ["mAUC", "fedavg"]
 
 
 @pytest.mark.thorough
 def test_a_run_again_from_the_same_seed_gives_the_same_bytes(finished, tmp_path):
-    again = fdaudit.run(finished.directory / "spec.yaml", tmp_path / "again", seed_from=finished.directory)
-    fdaudit.report(again)
-    timed = ("timings.json", "report/index.html", "report/index.json", "report/appendix.html")
-    assert tree(again.directory, timed) == tree(finished.directory, timed)
+    check_repeated(finished, tmp_path / "again")
 
 
 # -- attacks --------------------------------------------------------------------------------------------------
 
 
 def test_attacks_that_need_one_class_a_record_say_so_and_the_others_run(finished):
-    cells = {c["id"]: c for c in finished.result.plain()["cells"]}
+    cells = cells_of(finished)
     for adversary in ("server", "world"):
         for attack in ("dlg", "inverting-gradients"):
             cell = cells[f"{adversary}/{attack}"]
@@ -123,30 +117,16 @@ def test_attacks_that_need_one_class_a_record_say_so_and_the_others_run(finished
         assert cell["controls"]["negative"]["passed"]
     analytic = cells["server/analytic"]
     assert analytic["status"] == "run", analytic["reason"]
-    figures = {f["name"]: f for f in analytic["figures"]}
+    figures = figures_of(analytic)
     assert figures["psnr_gain"]["value"] > 10
     assert figures["labels_right"]["unavailable"]
     assert "class-mean" not in figures["psnr_prior"]["note"]
 
 
 def test_the_score_is_the_log_likelihood_of_the_known_labels():
-    attack = fdaudit.attacks.REGISTRY.load("loss-threshold")
-
-    class Asked:
-        answers, budget, remaining, models = "soft", 10, 10, ()
-
-        def query(self, x):
-            return torch.tensor([[0.9, 0.2, 0.5], [0.5, 0.5, 1.0]])
-
-    y = torch.tensor([[1, 0, -1], [-1, -1, 0]])
-    challenge = Challenge(target="client/0", x=torch.zeros(2, 1, 2, 2), y=y, pair=torch.tensor([0, 0]))
-    task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=Asked())
-    view, knows = (
-        SimpleNamespace(messages=(), naming=Naming(), hyperparameters={}),
-        Knowledge(task=MULTI_LABEL),
-    )
-    (guess,) = attack(attack.Config()).run(view, knows, task, child(0, "a"))
-    assert guess.scores.tolist() == pytest.approx([np.log(0.9) + np.log(0.8), np.log(1e-12)], rel=1e-5)
+    answers = torch.tensor([[0.9, 0.2, 0.5], [0.5, 0.5, 1.0]])
+    scores = loss_scores(answers, torch.tensor([[1, 0, -1], [-1, -1, 0]]), MULTI_LABEL)
+    assert scores.tolist() == pytest.approx([np.log(0.9) + np.log(0.8), np.log(1e-12)], rel=1e-5)
 
 
 def test_oracles_answer_class_by_class():
@@ -169,39 +149,16 @@ MULTI_CASES = [
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", MULTI_CASES, ids=case_id)
 def test_protocols_that_declare_the_task_run_it(case, tmp_path):
-    given = {"clients": several(records()), "task": MULTI_LABEL}
-    whole = run_protocol(tmp_path / "whole", *case, **given)
-    part = run_protocol(tmp_path / "part", *case, **given, stop_after=0)
-    resume = (1, part.states[-1], part.positions[-1])
-    rest = run_protocol(part.folder, *case, **given, resume=resume)
-    assert (rest.log, rest.states[-1]) == (whole.log, whole.states[-1])
-    for done in whole.rounds:
-        assert all(np.isfinite(v) for v in done.losses.values())
-        assert all(torch.isfinite(t).all() for model in done.models.values() for t in model.values())
+    check_resumed(case, tmp_path, clients=several(records()), task=MULTI_LABEL)
 
 
 def test_a_gradient_is_that_of_binary_cross_entropy(tmp_path):
-    clients = several(records())
-    ran = run_protocol(
-        tmp_path / "a", "fedavg", {"upload": "gradient"}, rounds=1, clients=clients, task=MULTI_LABEL
-    )
-    (sent,) = [m for m in ran.messages if m.kind == "gradient" and m.sender == "client/1"]
-    batch = ran.rounds[0].batches[sent.seq]
-    x, y = clients["client/1"].x[batch], clients["client/1"].y[batch]
-    module = ran.setting.trainers["server"].architecture.build(child(0, "any"))
-    module.load_state_dict(ran.setting.initial["server"])
+    got, module, x, y = first_gradient(tmp_path / "a", several(records()), MULTI_LABEL)
     q = module(x).sigmoid()
     loss = -((y == 1) * q.log() + (y == 0) * (1 - q).log()).mean()
-    expected = dict(
-        zip(
-            dict(module.named_parameters()),
-            torch.autograd.grad(loss, list(module.parameters())),
-            strict=True,
-        )
-    )
-    got = ran.tensors(sent)
-    assert got.keys() == expected.keys()
-    for name, value in expected.items():
+    expected = torch.autograd.grad(loss, list(module.parameters()))
+    assert got.keys() == dict(module.named_parameters()).keys()
+    for (name, _), value in zip(module.named_parameters(), expected, strict=True):
         torch.testing.assert_close(got[name], value)
 
 
@@ -231,12 +188,12 @@ def test_a_protocol_of_single_labels_is_refused_multi_label_data(tmp_path, monke
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     single = {"protocol": {"name": f"import:{module}:Single"}}
-    with pytest.raises(
-        SpecError, match="does not run multi-label data, which digits-multilabel is"
-    ) as caught:
-        simulated_case(load_spec(small_spec(**{**MULTI, **single})), known(0))
-    assert caught.value.field == "protocol.name"
-    assert "standalone" in caught.value.remedy
+    refused(
+        lambda: simulated_case(load_spec(small_spec(**{**MULTI, **single})), known(0)),
+        "protocol.name",
+        remedy=["standalone"],
+        said="does not run multi-label data, which digits-multilabel is",
+    )
     simulated_case(load_spec(small_spec(**single)), known(0))
 
 
@@ -250,6 +207,4 @@ def test_the_refusal_names_the_protocols_that_can():
 
 def test_a_partition_by_class_is_refused():
     spec = small_spec(**MULTI, partition={"name": "by-class", "classes_per_client": 1})
-    with pytest.raises(SpecError, match="multi-label") as caught:
-        simulated_case(load_spec(spec), known(0))
-    assert caught.value.field == "partition.name"
+    refused(lambda: simulated_case(load_spec(spec), known(0)), "partition.name", said="multi-label")

@@ -8,7 +8,7 @@ import pytest
 
 from fdaudit.transcript.transcript import read_messages
 
-from ..helpers.run_cases import cli, finished
+from ..helpers.run_cases import finished
 
 
 @pytest.fixture(scope="module")
@@ -18,13 +18,13 @@ def run(tmp_path_factory):
     return finished(folder, protocol__params=params, outages=[{"client": 1, "round": 1, "last": 2}])
 
 
-def test_the_rounds_are_completed_without_it_and_the_record_says_so(run, monkeypatch, capsys):
+def test_the_rounds_are_completed_without_it_and_the_record_says_so(run, cli):
     messages = list(read_messages(run / "transcript"))
     uploads = {(m.round, m.sender) for m in messages if m.kind == "model_update"}
     assert uploads == {(r, "client/0") for r in range(4)} | {(0, "client/1"), (3, "client/1")}
     silences = [(m.round, m.sender, m.receivers, m.bytes_on_wire) for m in messages if m.kind == "silence"]
     assert silences == [(1, "client/1", ("server",), 0), (2, "client/1", ("server",), 0)]
-    code, _, _ = cli(monkeypatch, capsys, "verify", run)
+    code, _, _ = cli("verify", run)
     assert code == 0
 
 

@@ -10,6 +10,7 @@ from fdaudit.storage.files import load_tensors
 from fdaudit.testing.specs import small_spec
 
 from ..helpers.bert_cases import PIECES, write_bert
+from ..helpers.results import cell_of, figures_of
 from ..helpers.run_cases import tree
 from ..helpers.text_cases import write_texts
 
@@ -44,15 +45,8 @@ def finished(tmp_path_factory):
     return made
 
 
-def cell_of(run, name):
-    (found,) = [
-        c for c in run.result.plain()["cells"] if c["attack"] == name and c["status"] != "not-requested"
-    ]
-    return found
-
-
 def figure(cell, name):
-    return next(f for f in cell["figures"] if f["name"] == name)["value"]
+    return figures_of(cell)[name]["value"]
 
 
 def test_rows_name_every_piece_of_a_text_and_nothing_else(finished):

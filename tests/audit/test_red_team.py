@@ -18,26 +18,18 @@ from fdaudit.audit.guesses import Guesses, to_guesses
 from fdaudit.errors import IntegrityError
 from fdaudit.storage.vault import Vault
 
-from ..helpers.run_cases import cli, tree
+from ..helpers.results import cell_of, values_of
+from ..helpers.run_cases import three_clients, tree
 
-SPEC = {
-    "seed": 7,
-    "profile": "quick",
-    "device": "cpu",
-    "threads": 1,
-    "clients": 3,
-    "victims": 2,
-    "dataset": {"name": "digits", "limit": 300},
-    "splits": {"candidates": 10},
-    "model": {"name": "mlp", "params": {"widths": [8]}},
-    "protocol": {
-        "name": "fedavg",
-        "params": {"rounds": 1, "batch_size": 1, "local_steps": 1, "upload": "gradient"},
-    },
-    "references": [],
-    "adversaries": ["server"],
-    "attacks": [],
-}
+GRADIENTS = {"rounds": 1, "batch_size": 1, "local_steps": 1, "upload": "gradient"}
+SPEC = three_clients(
+    seed=7,
+    dataset={"name": "digits", "limit": 300},
+    splits={"candidates": 10},
+    model={"name": "mlp", "params": {"widths": [8]}},
+    protocol={"name": "fedavg", "params": GRADIENTS},
+    adversaries=["server"],
+)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +149,7 @@ def test_an_export_with_a_changed_line_does_not_open(home):
 # -- what comes back ----------------------------------------------------------------------------------------------
 
 
-def test_class_shares_are_scored_and_shown(home, monkeypatch, capsys):
+def test_class_shares_are_scored_and_shown(home, cli):
     run = fdaudit.load(home / "quiet")
     y = [run.case.records(k)[1] for k in ("client/0", "client/1")]
     truth = [
@@ -165,19 +157,17 @@ def test_class_shares_are_scored_and_shown(home, monkeypatch, capsys):
         for k, v in enumerate(y)
     ]
     path = guesses(home, label_distribution=truth, source="a test", assumes=["luck"])
-    code, out, _ = cli(monkeypatch, capsys, "score", home / "quiet", path)
+    code, out, _ = cli("score", home / "quiet", path)
     assert code == 0
     assert "label_tv_mean" in out
-    (cell,) = [
-        c for c in fdaudit.load(home / "quiet").result.plain()["cells"] if c["attack"] == "external-mine"
-    ]
+    cell = cell_of(fdaudit.load(home / "quiet"), "external-mine")
     assert (cell["status"], cell["adversary"], cell["source"], cell["assumes"]) == (
         "run",
         "server",
         "a test",
         ["luck"],
     )
-    assert {f["name"]: f["value"] for f in cell["figures"]}["label_tv_mean"] == pytest.approx(0, abs=1e-6)
+    assert values_of(cell)["label_tv_mean"] == pytest.approx(0, abs=1e-6)
     assert "external-mine" in fdaudit.report(run).read_text("utf-8")
     assert run.verify() == []
 
@@ -326,10 +316,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_file_that_is_wrong_is_one_line_and_changes_nothing(case, home, monkeypatch, capsys):
+def test_a_file_that_is_wrong_is_one_line_and_changes_nothing(case, home, cli):
     write, says = REFUSED[case]
     path, before = write(home), tree(home / "quiet")
-    code, out, err = cli(monkeypatch, capsys, "score", home / "quiet", path)
+    code, out, err = cli("score", home / "quiet", path)
     assert (code, out, len(err.splitlines())) == (2, "", 1), err
     assert says in err
     assert tree(home / "quiet") == before
@@ -339,22 +329,20 @@ def test_a_file_that_is_wrong_is_one_line_and_changes_nothing(case, home, monkey
     ("arguments", "says"),
     [(("mallory", "--out", "new"), "mallory"), (("server", "--out", "server"), "exists already")],
 )
-def test_an_export_that_cannot_be_is_one_line_and_leaves_nothing(home, monkeypatch, capsys, arguments, says):
+def test_an_export_that_cannot_be_is_one_line_and_leaves_nothing(home, monkeypatch, arguments, says, cli):
     monkeypatch.chdir(home)
     before = sorted(p.name for p in home.iterdir())
-    code, out, err = cli(monkeypatch, capsys, "export-view", "run", *arguments)
+    code, out, err = cli("export-view", "run", *arguments)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert says in err
     assert sorted(p.name for p in home.iterdir()) == before
 
 
-def test_the_commands_speak_json(home, monkeypatch, capsys):
-    code, out, _ = cli(
-        monkeypatch, capsys, "export-view", home / "quiet", "world", "--out", home / "w", "--json"
-    )
+def test_the_commands_speak_json(home, cli):
+    code, out, _ = cli("export-view", home / "quiet", "world", "--out", home / "w", "--json")
     assert code == 0
     assert json.loads(out)["card"]["adversary"] == "world"
-    code, out, _ = cli(monkeypatch, capsys, "score", home / "quiet", guesses(home), "--json")
+    code, out, _ = cli("score", home / "quiet", guesses(home), "--json")
     assert (code, json.loads(out)["id"]) == (0, "server/external-mine")
 
 

@@ -34,7 +34,7 @@ from fdaudit.storage.vault import Vault
 from fdaudit.testing.specs import small_spec
 
 from ..helpers.doubles import Spy, in_a_thread, registered
-from ..helpers.run_cases import cli, stream, tree
+from ..helpers.run_cases import stream, tree
 from .test_red_team import SPEC
 
 NON_IID = {
@@ -116,7 +116,9 @@ def test_a_histogram_of_candidates_would_beat_every_prior(home):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("asker", ["server", "world", "server+client/2"])
-def test_no_class_shares_are_scored_once_candidates_are_out_whoever_asks(home, monkeypatch, capsys, asker):
+def test_no_class_shares_are_scored_once_candidates_are_out_whoever_asks(
+    home, monkeypatch, capsys, asker, cli
+):
     run = fdaudit.load(home / "run")
     handout = fdaudit.export_view(run, asker, home / "asker")
     path = write(home, handout, label_distribution=shares(handout))
@@ -136,7 +138,7 @@ def test_no_class_shares_are_scored_once_candidates_are_out_whoever_asks(home, m
     before = tree(home / "run")
     for name in ("mine", "another"):
         path = write(home, handout, label_distribution=stolen, name=name)
-        code, out, err = cli(monkeypatch, capsys, "score", home / "run", path)
+        code, out, err = cli("score", home / "run", path)
         assert (code, out, len(err.splitlines())) == (2, "", 1), err
         assert "guesses.label_distribution.0.target" in err
         assert "candidates for membership handed out" in err
@@ -225,11 +227,11 @@ def submitted(home: Path, run: fdaudit.Run, images: torch.Tensor, messages=None)
     return write(home, handout, reconstruction=[one])
 
 
-def test_a_whole_public_dataset_is_refused_with_a_number_to_act_on(home, monkeypatch, capsys):
+def test_a_whole_public_dataset_is_refused_with_a_number_to_act_on(home, cli):
     run, before = fdaudit.load(home / "run"), tree(home / "run")
     everything = load_dataset(DatasetSpec(), stream(0, "dataset")).x
     n = len(run.case.records("client/0")[1])
-    code, out, err = cli(monkeypatch, capsys, "score", home / "run", submitted(home, run, everything))
+    code, out, err = cli("score", home / "run", submitted(home, run, everything))
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert f"has 1797 images, more than the {n} records" in err
     assert f"Give the {n} likeliest, or fewer" in err

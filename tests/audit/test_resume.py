@@ -27,6 +27,7 @@ from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.manifest import verify
 from fdaudit.transcript.transcript import Transcript
 
+from ..helpers.refusals import refused
 from ..helpers.run_cases import Waiting, finished, hasten, tree
 
 SPEC = small_spec(
@@ -326,9 +327,7 @@ def test_a_changed_spec_is_refused_and_nothing_is_touched(
     field: str, value: object, unfinished: Path
 ) -> None:
     before = tree(unfinished, without=())
-    with pytest.raises(SpecError) as refused:
-        fdaudit.run({**SPEC, field: value}, unfinished, resume=True)
-    assert refused.value.field == field
+    refused(lambda: fdaudit.run({**SPEC, field: value}, unfinished, resume=True), field)
     assert tree(unfinished, without=()) == before
 
 

@@ -118,20 +118,26 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("other", OTHERS)
-def test_one_setting_that_differs_makes_other_message_noise(home: Path, noisy: Path, other: str) -> None:
-    again = run(home, f"noisy-{other}", **{"defenses": [GAUSSIAN], **OTHERS[other]})
-    one, two = sent(noisy, "model_update"), sent(again, "model_update")
-    assert abs(cosine(one, two)) < chance(len(one))
+def assert_unrelated(one: Path, two: Path) -> None:
+    """Check that the updates of two runs are no more alike than by chance."""
+    first, second = sent(one, "model_update"), sent(two, "model_update")
+    assert abs(cosine(first, second)) < chance(len(first))
+
+
+IN_TRAINING = ("records", "seed", "clients", "attacks", "learning-rate")
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("other", ["records", "seed", "clients", "attacks", "learning-rate"])
-def test_one_setting_that_differs_makes_other_training_noise(home: Path, trained: Path, other: str) -> None:
-    again = run(home, f"trained-{other}", **{"defenses": [DP_SGD], **OTHERS[other]})
-    one, two = sent(trained, "model_update"), sent(again, "model_update")
-    assert abs(cosine(one, two)) < chance(len(one))
+@pytest.mark.parametrize(
+    ("noise", "other"),
+    [*(("noisy", other) for other in OTHERS), *(("trained", other) for other in IN_TRAINING)],
+)
+def test_one_setting_that_differs_makes_other_noise(
+    home: Path, request: pytest.FixtureRequest, noise: str, other: str
+) -> None:
+    defence = GAUSSIAN if noise == "noisy" else DP_SGD
+    again = run(home, f"{noise}-{other}", **{"defenses": [defence], **OTHERS[other]})
+    assert_unrelated(request.getfixturevalue(noise), again)
 
 
 def test_files_of_the_same_name_with_other_records_make_other_noise(home: Path, tmp_path: Path) -> None:
@@ -212,9 +218,7 @@ def test_another_version_of_fdaudit_makes_other_noise(
     home: Path, noisy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fdaudit.planning.simulated.own_digest", lambda: "0" * 64)
-    again = run(home, "noisy-version", defenses=[GAUSSIAN])
-    one, two = sent(noisy, "model_update"), sent(again, "model_update")
-    assert abs(cosine(one, two)) < chance(len(one))
+    assert_unrelated(noisy, run(home, "noisy-version", defenses=[GAUSSIAN]))
 
 
 def test_a_run_that_is_repeated_has_the_same_bytes(home: Path, noisy: Path, trained: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from fdaudit.attacks._target_model import log_likelihood, soft_dice
 from fdaudit.protocols import REGISTRY
 
 import fdaudit
-from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.adversary.oracle import answer
 from fdaudit.errors import SpecError, UsageError
 from fdaudit.evaluation.controls.rehearsals import _uneven
@@ -25,14 +23,14 @@ from fdaudit.storage.files import load_tensors
 from fdaudit.tasks import SEGMENTATION
 from fdaudit.testing.federation import masked, records
 from fdaudit.testing.specs import small_spec
-from fdaudit.transcript.encoding import Naming
 from fdaudit.transcript.wire import Outage
-from fdaudit.types import AttackTask, Challenge
 
 from ..helpers.mask_cases import discs, write_masks
-from ..helpers.protocol_cases import case_id, every_case
+from ..helpers.protocol_cases import every_case, thorough_beyond_defaults
 from ..helpers.protocol_cases import run as run_protocol
-from ..helpers.run_cases import cli, known, tree
+from ..helpers.results import cell_of, figures_of
+from ..helpers.run_cases import known
+from .task_cases import check_repeated, check_resumed, first_gradient, loss_scores
 
 pytestmark = pytest.mark.thorough
 
@@ -137,11 +135,11 @@ def test_the_result_and_the_report_speak_of_dice(finished):
     assert "Test accuracy" not in page
 
 
-def test_the_command_line_prints_dice_and_a_gate_reads_it(tmp_path, monkeypatch, capsys):
+def test_the_command_line_prints_dice_and_a_gate_reads_it(tmp_path, cli):
     spec = tmp_path / "spec.json"
     gates = {"utility": 0.999}
     spec.write_text(json.dumps(spec_of(tmp_path, gates=gates)))
-    code, out, _ = cli(monkeypatch, capsys, "run", spec, "--out", tmp_path / "run")
+    code, out, _ = cli("run", spec, "--out", tmp_path / "run")
     assert code == 1
     assert out.split()[:2] == ["Dice", "fedavg"]
 
@@ -156,10 +154,7 @@ def test_a_model_that_has_learnt_nothing_is_said_to_be_near_chance(tmp_path):
 
 @pytest.mark.thorough
 def test_a_run_again_from_the_same_seed_gives_the_same_bytes(finished, tmp_path):
-    again = fdaudit.run(finished.directory / "spec.yaml", tmp_path / "again", seed_from=finished.directory)
-    fdaudit.report(again)
-    timed = ("timings.json", "report/index.html", "report/index.json", "report/appendix.html")
-    assert tree(again.directory, timed) == tree(finished.directory, timed)
+    check_repeated(finished, tmp_path / "again")
 
 
 # -- attacks --------------------------------------------------------------------------------------------------
@@ -200,7 +195,7 @@ def test_members_of_an_overfit_federation_are_told_by_their_loss(tmp_path):
         attacks=[{"name": "loss-threshold", "adversaries": ["server"]}],
     )
     made = fdaudit.run(spec, tmp_path / "run")
-    (cell,) = [c for c in made.result.plain()["cells"] if c["id"] == "server/loss-threshold"]
+    cell = cell_of(made, "server/loss-threshold")
     assert cell["params"]["mask_loss"] == "dice"
     told = [fdaudit.attack("loss-threshold", made, "server", mask_loss=k) for k in ("cross-entropy", "both")]
     for one in (cell, *(t.plain() for t in told)):
@@ -223,9 +218,9 @@ def test_gradients_of_single_masks_show_their_images(tmp_path):
         victims=2,
     )
     made = fdaudit.run(spec, tmp_path / "run")
-    (cell,) = [c for c in made.result.plain()["cells"] if c["attack"] == "learned-inversion"]
+    cell = cell_of(made, "learned-inversion")
     assert cell["controls"]["negative"]["passed"]
-    figures = {f["name"]: f for f in cell["figures"]}
+    figures = figures_of(cell)
     assert figures["psnr_gain"]["value"] > 1, figures["psnr_gain"]
     assert figures["identification_rank"]["value"] <= 3
     assert figures["frechet_task_encoder"]["value"] is None
@@ -236,10 +231,10 @@ def test_pixel_counts_in_clear_are_class_shares(tmp_path):
     kd = {"name": "fedkd", "params": {"local_steps": 2, "distill_rounds": 1, "distill_steps": 1}}
     spec = spec_of(tmp_path, protocol=kd, attacks=[{"name": "label-counts"}], adversaries=["aggregator"])
     made = fdaudit.run(spec, tmp_path / "run")
-    (cell,) = [c for c in made.result.plain()["cells"] if c["attack"] == "label-counts"]
+    cell = cell_of(made, "label-counts")
     assert cell["status"] == "run", cell["reason"]
     assert {name: c["passed"] for name, c in cell["controls"].items()} == {"positive": True, "negative": True}
-    (distance,) = [f for f in cell["figures"] if f["name"] == "label_tv_mean"]
+    distance = figures_of(cell)["label_tv_mean"]
     assert distance["value"] == pytest.approx(0, abs=1e-12)
 
 
@@ -285,25 +280,11 @@ def test_a_perfect_answer_has_the_dice_score_1_even_for_a_mask_without_objects()
 
 @pytest.mark.parametrize("loss", ["dice", "cross-entropy", "both"])
 def test_membership_scores_are_asked_of_an_oracle_pixel_by_pixel(loss):
-    attack = fdaudit.attacks.REGISTRY.load("loss-threshold")
     soft = torch.rand(2, 2, 4, 4, generator=child(0, "z")).softmax(1)
-
-    class Asked:
-        answers, budget, remaining, models = "soft", 10, 10, ()
-
-        def query(self, x):
-            return soft
-
     y = torch.randint(2, (2, 4, 4), generator=child(0, "y"))
-    challenge = Challenge(target="client/0", x=torch.zeros(2, 1, 4, 4), y=y, pair=torch.tensor([0, 0]))
-    task = AttackTask(targets=("client/0",), challenges={"client/0": challenge}, oracle=Asked())
-    view, knows = (
-        SimpleNamespace(messages=(), naming=Naming(), hyperparameters={}),
-        Knowledge(task=SEGMENTATION),
-    )
-    (guess,) = attack(attack.Config(mask_loss=loss)).run(view, knows, task, child(0, "a"))
+    scores = loss_scores(soft, y, SEGMENTATION, mask_loss=loss)
     dice, fit = soft_dice(soft, y), log_likelihood(soft, y)
-    assert torch.equal(guess.scores, {"dice": dice, "cross-entropy": fit, "both": fit + dice}[loss])
+    assert torch.equal(scores, {"dice": dice, "cross-entropy": fit, "both": fit + dice}[loss])
 
 
 def test_oracles_answer_for_each_pixel():
@@ -325,20 +306,12 @@ def test_shifted_masks_are_turned_with_their_images():
 
 CASES = [c for c in every_case() if "segmentation" in REGISTRY.load(c[0]).card.tasks]
 CASES = [c for c in CASES if "votes" not in (c[1].get("ensemble"), c[1].get("outputs"))]
-THOROUGH = [pytest.param(c, id=case_id(c), marks=[pytest.mark.thorough] if c[1] else []) for c in CASES]
+THOROUGH = thorough_beyond_defaults(CASES)
 
 
 @pytest.mark.parametrize("case", THOROUGH)
 def test_protocols_that_declare_masks_run_them_and_resume_bit_for_bit(case, tmp_path):
-    given = {"clients": masked(records()), "task": SEGMENTATION}
-    whole = run_protocol(tmp_path / "whole", *case, **given)
-    part = run_protocol(tmp_path / "part", *case, **given, stop_after=0)
-    resume = (1, part.states[-1], part.positions[-1])
-    rest = run_protocol(part.folder, *case, **given, resume=resume)
-    assert (rest.log, rest.states[-1]) == (whole.log, whole.states[-1])
-    for done in whole.rounds:
-        assert all(np.isfinite(v) for v in done.losses.values())
-        assert all(torch.isfinite(t).all() for model in done.models.values() for t in model.values())
+    check_resumed(case, tmp_path, clients=masked(records()), task=SEGMENTATION)
 
 
 @pytest.mark.parametrize("case", THOROUGH)
@@ -350,22 +323,13 @@ def test_rounds_with_masks_are_completed_without_a_silent_client(case, tmp_path)
 
 
 def test_a_gradient_is_that_of_cross_entropy_and_dice(tmp_path):
-    clients = masked(records())
-    ran = run_protocol(
-        tmp_path / "a", "fedavg", {"upload": "gradient"}, rounds=1, clients=clients, task=SEGMENTATION
-    )
-    (sent,) = [m for m in ran.messages if m.kind == "gradient" and m.sender == "client/1"]
-    batch = ran.rounds[0].batches[sent.seq]
-    x, y = clients["client/1"].x[batch], clients["client/1"].y[batch]
-    module = ran.setting.trainers["server"].architecture.build(child(0, "any"))
-    module.load_state_dict(ran.setting.initial["server"])
+    got, module, x, y = first_gradient(tmp_path / "a", masked(records()), SEGMENTATION)
     z = module(x)
     hot = torch.stack([y == c for c in range(3)], 1).float()
     q = z.softmax(1)
     overlap = 2 * (q * hot).sum((2, 3)) / (q.square().sum((2, 3)) + hot.sum((2, 3)) + 1e-6)
     loss = -(z.log_softmax(1) * hot).sum(1).mean() + 1 - overlap[:, 1:].mean()
     expected = torch.autograd.grad(loss, list(module.parameters()))
-    got = ran.tensors(sent)
     for (name, _), value in zip(module.named_parameters(), expected, strict=True):
         torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-6)
 

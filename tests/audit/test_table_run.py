@@ -18,6 +18,7 @@ from fdaudit.spec.schema import load_spec
 from fdaudit.storage.vault import Secrets
 from fdaudit.testing.specs import small_spec
 
+from ..helpers.results import cell_of, figures_of, values_of
 from ..helpers.table_cases import write_table
 
 TRAINED = {"rounds": 1, "batch_size": 1, "local_steps": 1, "lr": 0.1, "upload": "gradient"}
@@ -124,17 +125,12 @@ def finished(tmp_path_factory):
     return run
 
 
-def cell_of(run, name):
-    (found,) = [c for c in run.result.plain()["cells"] if c["attack"] == name]
-    return found
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["analytic", "dlg"])
 def test_a_row_behind_a_gradient_is_recovered(finished, name):
     cell = cell_of(finished, name)
     assert (cell["status"], cell["goal"]) == ("run", "row-reconstruction"), cell["reason"]
-    figures = {f["name"]: f["value"] for f in cell["figures"]}
+    figures = values_of(cell)
     assert figures["categories_right"] == 1
     assert figures["cells_right"] == 1
     assert figures["numbers_error"] < 1e-3
@@ -202,7 +198,7 @@ def test_coins_tell_members_of_an_overfit_model_only(name, local, told, tmp_path
         "attacks": [{"name": "update-projection"}],
     }
     cell = cell_of(fdaudit.run(spec, tmp_path / name), "update-projection")
-    (auc,) = [f for f in cell["figures"] if f["name"] == "auc"]
+    auc = figures_of(cell)["auc"]
     assert auc["n"] == 30
     told_apart = auc["low"] > 0.5
     assert told_apart == told, auc

@@ -21,6 +21,7 @@ from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import load_tensors
 from fdaudit.testing.specs import small_spec
 
+from ..helpers.results import cell_of, figures_of
 from ..helpers.run_cases import cli, known, tree
 from ..helpers.text_cases import write_texts
 
@@ -70,13 +71,8 @@ def finished(tmp_path_factory):
     return made
 
 
-def cell_of(run, name):
-    (found,) = [c for c in run.result.plain()["cells"] if c["attack"] == name]
-    return found
-
-
 def figure(cell, name):
-    return next(f for f in cell["figures"] if f["name"] == name)
+    return figures_of(cell)[name]
 
 
 # -- utility --------------------------------------------------------------------------------------------------------
@@ -168,7 +164,7 @@ def test_attacks_on_images_say_that_they_do_not_read_texts(tmp_path):
 
 def test_attacks_on_texts_say_that_they_do_not_read_images(tmp_path):
     made = fdaudit.run(small_spec(attacks=[{"name": "embedding-rows"}]), tmp_path / "run")
-    (cell,) = [c for c in made.result.plain()["cells"] if c["attack"] == "embedding-rows"]
+    cell = cell_of(made, "embedding-rows")
     assert (cell["status"], cell["reason"]) == ("not-applicable", "the attack works on texts, not on images")
 
 
@@ -282,12 +278,12 @@ def test_what_texts_do_not_support_is_one_clear_error(tmp_path, changes, message
         simulated_case(load_spec(spec_of(tmp_path, **changes)), known(0))
 
 
-def test_a_damaged_table_ends_the_command_with_one_error_and_writes_nothing(tmp_path, monkeypatch, capsys):
+def test_a_damaged_table_ends_the_command_with_one_error_and_writes_nothing(tmp_path, cli):
     table = tmp_path / "bad.csv"
     table.write_text("text,label\nfine,0\nalso fine,one\n")
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(spec_of(tmp_path, dataset={"name": f"text:{table}"})))
-    code, out, err = cli(monkeypatch, capsys, "run", spec, "--out", tmp_path / "run")
+    code, out, err = cli("run", spec, "--out", tmp_path / "run")
     assert (code, out) == (2, "")
     assert "row at line 3 has the label 'one'" in err
     assert not (tmp_path / "run").exists()

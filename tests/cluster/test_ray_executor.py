@@ -23,7 +23,8 @@ from fdaudit.errors import UsageError
 from fdaudit.sweeps import sweep as engine
 from fdaudit.sweeps.index import Index
 
-from ..helpers.run_cases import cli, tree
+from ..helpers.command import Cli
+from ..helpers.run_cases import tree
 from ..helpers.sweep_cases import grid, inline
 from .ray_cases import cancellations, cluster, descendants, unseen, until
 
@@ -188,17 +189,13 @@ def test_who_is_connected_gives_no_address(node: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_executor_or_address_is_refused(
-    options: list[str],
-    problem: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], problem: str, tmp_path: Path, cli: Cli
 ) -> None:
     if "ray" in options:
         pytest.importorskip("ray")
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid()))
     command = ["sweep", tmp_path / "grid.yaml", "--out", tmp_path / "out", *options]
-    code, out, err = cli(monkeypatch, capsys, *command)
+    code, out, err = cli(*command)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert problem in err
     assert not (tmp_path / "out").exists()
@@ -218,12 +215,12 @@ def test_the_end_of_a_whole_run_is_told_with_its_outcomes_of_controls_in_common(
 
 
 def test_without_ray_one_line_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid()))
     command = ["sweep", tmp_path / "grid.yaml", "--out", tmp_path / "out", "--executor", "ray"]
-    code, out, err = cli(monkeypatch, capsys, *command)
+    code, out, err = cli(*command)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "pip install 'fdaudit[scale]'" in err
     assert not (tmp_path / "out").exists()

@@ -20,24 +20,19 @@ from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import UsageError
 from fdaudit.storage.files import load_json
 
-from ..helpers.run_cases import cli, finished, tree, write_spec
+from ..helpers.command import Cli
+from ..helpers.results import cells_of
+from ..helpers.run_cases import finished, three_clients, tree, write_spec
 from .ray_cases import cancellations, cluster, unseen, until, workers_of
 
-SPEC: dict[str, Any] = {
-    "seed": 3,
-    "device": "cpu",
-    "threads": 2,
-    "profile": "quick",
-    "clients": 4,
-    "dataset": {"name": "digits", "limit": 300},
-    "model": {"name": "mlp", "params": {"widths": [16]}},
-    "protocol": {"name": "fedavg", "params": {"rounds": 2, "local_steps": 4, "batch_size": 16}},
-    "splits": {"candidates": 10},
-    "references": [],
-    "adversaries": ["server", "world"],
-    "victims": 2,
-    "attacks": [{"name": "ideal-hard"}, {"name": "lira-offline"}, {"name": "gap"}],
-}
+SPEC = three_clients(
+    threads=2,
+    clients=4,
+    dataset={"name": "digits", "limit": 300},
+    protocol={"name": "fedavg", "params": {"rounds": 2, "local_steps": 4, "batch_size": 16}},
+    splits={"candidates": 10},
+    attacks=[{"name": "ideal-hard"}, {"name": "lira-offline"}, {"name": "gap"}],
+)
 WORKER = "fdaudit.evaluation.attack_worker"
 
 
@@ -137,7 +132,7 @@ def test_a_cell_that_has_lost_its_worker_too_often_has_failed_and_the_others_go_
     finally:
         stop.set()
         thread.join()
-    found = {c["id"]: c for c in run.result.plain()["cells"] if c["status"] != "not-requested"}
+    found = cells_of(run, requested=True)
     failed = {name for name, cell in found.items() if cell["status"] == "failed"}
     assert "server/ideal-hard" in failed
     assert "the worker that ran it was lost 1 times" in found["server/ideal-hard"]["reason"]
@@ -180,13 +175,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("command", ["run", "attack", "quickstart"])
 @pytest.mark.parametrize(("options", "problem"), BAD)
 def test_a_wrong_executor_or_address_is_refused(
-    command: str,
-    options: list[str],
-    problem: str,
-    small: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: str, options: list[str], problem: str, small: Path, tmp_path: Path, cli: Cli
 ) -> None:
     if "ray" in options:
         pytest.importorskip("ray")
@@ -196,7 +185,7 @@ def test_a_wrong_executor_or_address_is_refused(
         "attack": ["attack", small, "--all"],
         "quickstart": ["quickstart", "--out", tmp_path / "out"],
     }[command]
-    code, out, err = cli(monkeypatch, capsys, *line, *options)
+    code, out, err = cli(*line, *options)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert problem in err
     assert not (tmp_path / "out").exists()

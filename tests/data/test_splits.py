@@ -28,6 +28,7 @@ from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.log import read_log
 from fdaudit.transcript.payloads import read_payload
 
+from ..helpers.refusals import refused
 from ..helpers.run_cases import known, stream
 
 DIGITS = load_dataset(DatasetSpec(), stream(0, "dataset"))
@@ -194,9 +195,7 @@ def test_too_few_records_and_impossible_fractions_are_errors() -> None:
         make_splits(made([0, 1, 0, 1], 2), 1, SPECS[0], SplitSpec(test=0.0), stream(0, "splits"))
     with pytest.raises(SpecError, match="leaves the clients nothing"):
         validate(SplitSpec, {"test": 0.5, "proxy": 0.3, "auxiliary": 0.2}, "splits")
-    with pytest.raises(SpecError) as caught:
-        validate(SplitSpec, {"candidates": -1}, "splits")
-    assert caught.value.field == "splits.candidates"
+    refused(lambda: validate(SplitSpec, {"candidates": -1}, "splits"), "splits.candidates")
 
 
 # -- copies of the public samples ----------------------------------------------------------------------------------

@@ -11,12 +11,11 @@ from fdaudit.deviations.candidate_neurons import CandidateNeurons, CandidateNeur
 
 from fdaudit.adversary.hidden_layer import HiddenLayer, hidden_layer
 from fdaudit.adversary.knowledge import Knowledge
-from fdaudit.data import load_dataset
 from fdaudit.models import Architecture, architecture
-from fdaudit.spec.schema import DatasetSpec, ModelSpec
+from fdaudit.spec.schema import ModelSpec
 
 from ..helpers.refusals import refused
-from ..helpers.run_cases import finished, known
+from ..helpers.run_cases import finished
 from .deviation_cases import attacked, draft, received
 
 CRAFTED = {"party": "server", "name": "candidate-neurons"}
@@ -26,12 +25,6 @@ NETWORKS: dict[str, ModelSpec] = {
     "cnn-strided": ModelSpec(name="cnn-strided"),
 }
 CANDIDATES, RECORDS = slice(0, 24), slice(24, 300)
-
-
-@pytest.fixture(scope="module")
-def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    data = load_dataset(DatasetSpec(name="digits"), known(3).truth("dataset"))
-    return data.x, data.y
 
 
 def network(name: str) -> Architecture:

@@ -26,10 +26,9 @@ from fdaudit.reports.run.summary import summarise
 import fdaudit
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.audit.run import Run
-from fdaudit.data import load_dataset
 from fdaudit.errors import ProtocolError
 from fdaudit.models import Architecture, architecture
-from fdaudit.spec.schema import DatasetSpec, ModelSpec
+from fdaudit.spec.schema import ModelSpec
 from fdaudit.testing.running import ProtocolRun
 from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.messages import DEVIATION
@@ -37,9 +36,10 @@ from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import read_messages
 from fdaudit.transcript.wire import Outage, Outgoing
 
+from ..helpers.command import Cli
 from ..helpers.protocol_cases import run
 from ..helpers.refusals import refused
-from ..helpers.run_cases import cli, finished, known
+from ..helpers.run_cases import finished
 from .deviation_cases import attacked, check_resume, draft, received, same
 
 IMPRINT = {"party": "server", "name": "imprint", "params": {"rounds": [1]}}
@@ -125,13 +125,11 @@ def contents(run: Path) -> Iterator[Any]:
         yield message.sender, message.receivers, message.kind, message.fields, message.inputs, body
 
 
-def test_the_record_marks_what_was_crafted_and_the_report_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_record_marks_what_was_crafted_and_the_report_says_so(tmp_path: Path, cli: Cli) -> None:
     out = finished(tmp_path / "run", deviations=[IMPRINT])
     marked = [m for m in read_messages(out / "transcript") if DEVIATION in m.fields]
     assert [(m.sender, m.round, m.kind) for m in marked] == [("server", 1, "model_parameters")]
-    code, _, _ = cli(monkeypatch, capsys, "verify", out)
+    code, _, _ = cli("verify", out)
     assert code == 0
     assert "In it the server departs from it by imprint" in summarise(Run(out).result).standing
     told = json.loads((out / "result.json").read_text())["run"]["departures"]
@@ -139,12 +137,6 @@ def test_the_record_marks_what_was_crafted_and_the_report_says_so(
 
 
 # -- what they gain ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    data = load_dataset(DatasetSpec(name="digits"), known(3).truth("dataset"))
-    return data.x, data.y
 
 
 def perceptron(*widths: int) -> Architecture:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -40,6 +39,7 @@ from fdaudit.sweeps.grid import Grid, expand, load_grid
 from fdaudit.transcript.messages import Message
 
 from ..helpers.docs_pages import EXTRAS, GENERATED, GENERATOR, PAGES, ROOT, blocks, module, page, slugs, table
+from ..helpers.importable import importable
 from ..helpers.run_cases import known
 
 TINY = {
@@ -512,12 +512,8 @@ def extras(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.copytree(EXTRAS / "fdaudit_extras", site / "fdaudit_extras")
     (text,) = (b for b in blocks(_PAGE, "python") if b.startswith("# fdaudit_extras/distil.py"))
     (site / "fdaudit_extras" / "distil.py").write_text(text, encoding="utf-8")
-    sys.path.insert(0, str(site))
-    importlib.invalidate_caches()
-    yield site / "fdaudit_extras"
-    sys.path.remove(str(site))
-    for name in [n for n in sys.modules if n.partition(".")[0] == "fdaudit_extras"]:
-        del sys.modules[name]
+    with importable(site, "fdaudit_extras"):
+        yield site / "fdaudit_extras"
 
 
 def calls() -> list[ast.Expr]:

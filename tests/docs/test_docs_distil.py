@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from fdaudit.cli.explain import explained, text
 from fdaudit.transcript.manifest import read_manifest
 
 from ..helpers.docs_pages import blocks, page
+from ..helpers.importable import importable
 
 _PAGE = "docs/extending.md"
 _NAME = "import:fdaudit_extras.distil:Distil"
@@ -29,12 +29,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (site / "fdaudit_extras").mkdir()
     (site / "fdaudit_extras" / "__init__.py").touch()
     (site / "fdaudit_extras" / "distil.py").write_text(text_, encoding="utf-8")
-    sys.path.insert(0, str(site))
-    importlib.invalidate_caches()
-    yield text_
-    sys.path.remove(str(site))
-    for name in [n for n in sys.modules if n.partition(".")[0] == "fdaudit_extras"]:
-        del sys.modules[name]
+    with importable(site, "fdaudit_extras"):
+        yield text_
 
 
 def spec(**changes: Any) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,8 @@ from fdaudit.cli.explain import explained, text
 from fdaudit.transcript.manifest import read_manifest
 
 from ..helpers.docs_pages import EXTRAS, blocks
+from ..helpers.importable import importable
+from ..helpers.results import cells_of
 from ..helpers.warm import forked_attackers
 
 _PAGE = "docs/extending.md"
@@ -38,14 +38,9 @@ def extras(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[
     groups: dict[str, dict[str, str]] = project["entry-points"]
     lines = [f"[{g}]\n" + "\n".join(f"{k} = {v}" for k, v in e.items()) for g, e in groups.items()]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    sys.path.insert(0, str(site))
-    importlib.invalidate_caches()
     _forget_names()
-    with forked_attackers():
+    with importable(site, "fdaudit_extras"), forked_attackers():
         yield groups
-    sys.path.remove(str(site))
-    for name in [n for n in sys.modules if n.partition(".")[0] == "fdaudit_extras"]:
-        del sys.modules[name]
     _forget_names()
 
 
@@ -78,7 +73,7 @@ def test_the_names_are_found_and_explained(extras: dict[str, dict[str, str]]) ->
 def test_the_protocol_and_the_attack_run(runs: dict[str, fdaudit.Run]) -> None:
     run = runs["one-shot"]
     assert run.verify() == []
-    cells = {c["id"]: c for c in run.result.plain()["cells"] if c["status"] != "not-requested"}
+    cells = cells_of(run, requested=True)
     assert cells["world/confidence"]["status"] in ("run", "inconclusive")
     assert cells["world/confidence"]["controls"]["positive"]["passed"]
     assert cells["server/confidence"]["status"] == "not-applicable"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ from fdaudit.spec.schema import ProtocolSpec
 
 from ..helpers.cli_cases import Shell
 from ..helpers.docs_pages import EXTRAS
+from ..helpers.importable import importable
+from ..helpers.results import cells_of
 from ..helpers.warm import forked_attackers
 
 CONFIDENCE = "import:fdaudit_extras.confidence:Confidence"
@@ -32,12 +33,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The package on the path, without an entry point."""
     site = tmp_path_factory.mktemp("site")
     shutil.copytree(EXTRAS / "fdaudit_extras", site / "fdaudit_extras")
-    sys.path.insert(0, str(site))
-    importlib.invalidate_caches()
-    yield site
-    sys.path.remove(str(site))
-    for name in [n for n in sys.modules if n.partition(".")[0] == "fdaudit_extras"]:
-        del sys.modules[name]
+    with importable(site, "fdaudit_extras"):
+        yield site
 
 
 @pytest.fixture(scope="module")
@@ -48,25 +45,21 @@ def run(site: Path, tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
         return fdaudit.run(spec, tmp_path_factory.mktemp("imports") / "run")
 
 
-def cells(run: fdaudit.Run) -> dict[str, Any]:
-    return {c["id"]: c for c in run.result.plain()["cells"] if c["status"] != "not-requested"}
-
-
 def test_the_spec_runs_and_cells_have_the_class_s_own_name(run: fdaudit.Run) -> None:
     assert run.verify() == []
     assert run.result.plain()["run"]["protocol"] == "one-shot"
-    assert set(cells(run)) == {"server/confidence", "world/confidence"}
-    assert cells(run)["world/confidence"]["status"] in ("run", "inconclusive")
+    assert set(cells_of(run, requested=True)) == {"server/confidence", "world/confidence"}
+    assert cells_of(run, requested=True)["world/confidence"]["status"] in ("run", "inconclusive")
     sent = run.view("server").select(kind="model_parameters")
     assert {d["name"] for m in sent if m.sender != "server" for d in m.defenses} == {"sign"}
 
 
 @pytest.mark.thorough
 def test_the_command_attacks_with_a_class(run: fdaudit.Run, tmp_path: Path, shell: Shell) -> None:
-    before = cells(run)["world/confidence"]
+    before = cells_of(run, requested=True)["world/confidence"]
     with forked_attackers():
         (cell,) = shell.json("attack", run.directory, CONFIDENCE, "--adversary", "world")
-    assert cell == before == cells(run)["world/confidence"]
+    assert cell == before == cells_of(run, requested=True)["world/confidence"]
     assert shell("report", run.directory)[0] == 0
     assert shell.json("explain", CONFIDENCE)["room"] == "attack"
     code, out, err = shell("report", run.directory, "--public")

@@ -25,6 +25,7 @@ from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import load_json
 
+from ..helpers.results import cells_of
 from ..helpers.run_cases import known
 from .stage_cases import SPEC
 
@@ -87,7 +88,7 @@ class _Dying:
 def test_a_cell_whose_process_ended_runs_again_alone(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, dying = {c["id"]: c for c in run.result.plain()["cells"]}, _Dying()
+    before, dying = cells_of(run), _Dying()
     monkeypatch.setattr(workers, "attack_pool", lambda size: dying)
     monkeypatch.setattr(workers, "fitting", lambda: 64)
     cells = attack_cells(run.opened, again=True)
@@ -136,7 +137,7 @@ class _Full:
 def test_a_cell_that_found_its_gpu_full_runs_again_alone(
     run: fdaudit.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, said = {c["id"]: c for c in run.result.plain()["cells"]}, list[str]()
+    before, said = cells_of(run), list[str]()
     monkeypatch.setattr(workers, "attack_pool", lambda size: _Full())
     monkeypatch.setattr(workers, "fitting", lambda: 64)
     cells = attack_cells(run.opened, again=True, tick=lambda *told: said.append(told[0]))
@@ -180,7 +181,7 @@ class _Far:
 def test_other_workers_have_the_cells_and_outcomes_are_the_same(
     size: int, parts: list[tuple[str, tuple[str, ...]]], run: fdaudit.Run
 ) -> None:
-    before = {c["id"]: c for c in run.result.plain()["cells"]}
+    before = cells_of(run)
     far, said = _Far(size), list[str]()
     cells = attack_cells(run.opened, again=True, workers=far, tick=lambda *told: said.append(told[0]))
     assert sorted(far.pieces) == parts

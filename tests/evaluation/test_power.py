@@ -13,6 +13,7 @@ from fdaudit.evaluation.controls.rehearsed import tossed_anew
 from fdaudit.result import Control, Controls
 from fdaudit.rng import SecretStream
 
+from ..helpers.results import cells_of, figures_of
 from ..reports.test_verdict import cell, figure
 
 pytestmark = pytest.mark.thorough
@@ -64,7 +65,7 @@ def test_what_is_expected_stands_beside_what_was_found(run: fdaudit.Run) -> None
     cells = {c["id"]: c for c in run.result.plain()["cells"] if c["status"] in ("run", "inconclusive")}
     strong = cells["server/update-projection"]
     (expected,) = strong["controls"]["power"]["figures"]
-    found = next(f for f in strong["figures"] if f["name"] == "auc")
+    found = figures_of(strong)["auc"]
     assert strong["controls"]["power"]["passed"]
     assert expected["value"] > 0.9
     assert abs(expected["value"] - found["value"]) < 0.1
@@ -75,7 +76,7 @@ def test_what_is_expected_stands_beside_what_was_found(run: fdaudit.Run) -> None
 
 
 def test_adversaries_that_guess_the_same_have_the_same_figures_and_power(run: fdaudit.Run) -> None:
-    cells = {c["id"]: c for c in run.result.plain()["cells"]}
+    cells = cells_of(run)
     server, world = (cells[f"{name}/loss-threshold"] for name in ("server", "world"))
     for one, another in ((server, world), (server["controls"]["power"], world["controls"]["power"])):
         assert one["figures"][0]["low"] is not None

@@ -15,28 +15,22 @@ from fdaudit.rng import SecretStream
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.storage.vault import Vault
 
+from ..helpers.run_cases import three_clients
+
 SHARE = {"soft": "soft_labels", "hard": "hard_labels"}
 
 
 def spec(**changes: Any) -> dict[str, Any]:
-    return {
+    params = {"rounds": 2, "local_steps": 2, "batch_size": 16, "distill_steps": 1}
+    own = {
         "seed": 11,
-        "device": "cpu",
-        "threads": 1,
-        "profile": "quick",
-        "clients": 3,
         "dataset": {"name": "digits", "limit": 300},
         "model": {"name": "mlp", "params": {"widths": [8]}},
-        "protocol": {
-            "name": "ds-fl",
-            "params": {"rounds": 2, "local_steps": 2, "batch_size": 16, "distill_steps": 1},
-        },
+        "protocol": {"name": "ds-fl", "params": params},
         "splits": {"candidates": 6},
-        "references": [],
         "adversaries": ["server", "world", "server+client/0"],
-        "attacks": [],
-        **changes,
     }
+    return three_clients(**own | changes)
 
 
 def answering(folder: Path, **changes: Any) -> tuple[Answering, Any, Vault]:

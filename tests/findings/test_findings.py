@@ -25,6 +25,7 @@ from fdaudit.testing.specs import small_spec
 
 from ..helpers import warm
 from ..helpers.public_attacker import by_curve, drawn, listed
+from ..helpers.results import values_of
 from ..helpers.seed_attacker import guessed_seeds, members, near_seeds, rows_of, seed_of_sets
 from .findings_cases import (
     SEED,
@@ -223,7 +224,7 @@ def test_the_classes_of_candidates_are_no_guess_of_class_shares(home: Path, comm
     named = [{"target": f"client/{k}", "distribution": s.tolist()} for k, s in enumerate(shares)]
     path = guesses(home, home / "with", label_distribution=named)
     code, said, errors = commanded("score", home / "run", path, "--json")
-    figures = {} if code else {f["name"]: f["value"] for f in json.loads(said)["figures"]}
+    figures = {} if code else values_of(json.loads(said))
     assert code == 2, f"a histogram of candidates was scored: {figures['label_tv_mean']:.3f} from the truth"
     assert "candidates for membership handed out" in errors
 
@@ -236,7 +237,7 @@ def test_a_whole_public_dataset_is_no_reconstruction(home: Path, commanded: Comm
     run = fdaudit.load(home / "fresh")
     path = guesses(home, home / "without", reconstruction=reconstruction(home, run, digits()))
     code, said, errors = commanded("score", home / "fresh", path, "--json")
-    figures = {} if code else {f["name"]: f["value"] for f in json.loads(said)["figures"]}
+    figures = {} if code else values_of(json.loads(said))
     assert code == 2, f"all 1,797 digits were scored as a reconstruction of {figures['psnr']:.0f} dB"
     assert "more than the" in errors
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from fdaudit.transcript.manifest import read_manifest, write_manifest
 
 from ..audit.test_red_team import SPEC, guesses
 from ..helpers.command import Cli
+from ..helpers.hostile_names import text_places
 from ..helpers.report_cases import Document
 from ..helpers.run_cases import write_spec
 
@@ -60,22 +61,8 @@ def quiet(out: str, err: str) -> None:
 
 
 def text_fields() -> list[tuple[str, ...]]:
-    """Where a spec may hold free text: every string without a list of values; `0` stands for a list's item."""
-    schema = Spec.model_json_schema()
-    return sorted(set(_texts(schema, schema["$defs"], ())))
-
-
-def _texts(node: dict[str, Any], defs: dict[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    if "$ref" in node:
-        node = defs[node["$ref"].rpartition("/")[2]]
-    for option in (*node.get("anyOf", ()), *node.get("allOf", ())):
-        yield from _texts(option, defs, path)
-    if node.get("type") == "string" and "enum" not in node and "const" not in node:
-        yield path
-    for name, below in node.get("properties", {}).items():
-        yield from _texts(below, defs, (*path, name))
-    if isinstance(node.get("items"), dict):
-        yield from _texts(node["items"], defs, (*path, "0"))
+    """Where a spec may hold free text; `0` stands for a list's item."""
+    return [place for place in text_places(Spec, closed=False) if "*" not in place]
 
 
 def with_text(path: tuple[str, ...], text: str) -> dict[str, Any]:

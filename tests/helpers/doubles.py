@@ -21,7 +21,7 @@ from fdaudit.registry import AttackCard, Registry
 from fdaudit.rng import child
 from fdaudit.types import Applicability
 
-from .run_cases import known
+from .run_cases import known, three_clients
 
 SEED = 7_310_948_221_907_113
 """No number that turns up by chance."""
@@ -32,20 +32,13 @@ HOOKS: dict[str, Callable[..., Any]] = {}
 
 def spec(**changes: Any) -> dict[str, Any]:
     """A federation that runs in a fraction of a second."""
-    return {
+    own = {
         "seed": SEED,
-        "device": "cpu",
-        "threads": 1,
-        "profile": "quick",
-        "clients": 3,
-        "model": {"name": "mlp", "params": {"widths": [16]}},
-        "protocol": {"name": "fedavg", "params": {"rounds": 2, "local_steps": 2, "batch_size": 16}},
+        "dataset": {"name": "digits"},
         "splits": {"candidates": 10},
-        "references": [],
-        "adversaries": ["server", "world"],
         "attacks": [{"name": "spy"}],
-        **changes,
     }
+    return three_clients(**own | changes)
 
 
 @contextmanager
@@ -127,10 +120,10 @@ class Noise(Spy):
     card = AttackCard(
         name="noise",
         goal="membership",
+        needs=(),
         assumes=(),
         oracle="soft",
         source="a test",
-        needs=(),
         profiles={"quick": {}, "standard": {}, "full": {}},
     )
 
@@ -141,10 +134,10 @@ class Cheat(Spy):
     card = AttackCard(
         name="cheat",
         goal="membership",
+        needs=(),
         assumes=(),
         oracle="soft",
         source="a test",
-        needs=(),
         profiles={"quick": {}, "standard": {}, "full": {}},
     )
 
@@ -160,10 +153,10 @@ class Crash(Spy):
     card = AttackCard(
         name="crash",
         goal="membership",
+        needs=(),
         assumes=(),
         oracle="soft",
         source="a test",
-        needs=(),
         profiles={"quick": {}, "standard": {}, "full": {}},
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,34 @@ import numpy as np
 
 from fdaudit.recording.recorder import Recorder
 from fdaudit.storage.digests import canonical
+
+
+def text_places(document: type[Any], closed: bool = True) -> list[tuple[str, ...]]:
+    """Return where a document may hold a text.
+
+    `0` stands for an item of a list, `*` for a key of a mapping and its value. `closed` includes texts of which the
+    document lists all values.
+    """
+    schema = document.model_json_schema()
+    return sorted(set(_places(schema, schema.get("$defs", {}), (), closed)))
+
+
+def _places(
+    node: dict[str, Any], defs: dict[str, Any], path: tuple[str, ...], closed: bool
+) -> Iterator[tuple[str, ...]]:
+    if "$ref" in node:
+        node = defs[node["$ref"].rpartition("/")[2]]
+    for option in (*node.get("anyOf", ()), *node.get("allOf", ())):
+        yield from _places(option, defs, path, closed)
+    if node.get("type") == "string" and (closed or not {"enum", "const"} & set(node)):
+        yield path
+    for name, below in node.get("properties", {}).items():
+        yield from _places(below, defs, (*path, name), closed)
+    if isinstance(node.get("items"), dict):
+        yield from _places(node["items"], defs, (*path, "0"), closed)
+    if node.get("type") == "object" and "properties" not in node:
+        yield (*path, "*")
+
 
 NO_TEXT: Mapping[str, str] = {
     "newline": "a\nb",

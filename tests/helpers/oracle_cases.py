@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .run_cases import three_clients
+
 __all__ = ["NOISE", "PRIVATE", "on_message", "spec"]
 
 NOISE = {"sigma": 400.0, "clip": 1.0}
@@ -15,23 +17,16 @@ PRIVATE = {
 
 
 def spec(protocol: str, params: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    return {
+    own = {
         "seed": 5,
-        "device": "cpu",
-        "threads": 1,
-        "profile": "quick",
-        "clients": 3,
-        "dataset": {"name": "digits", "limit": 240},
         "model": {"name": "mlp", "params": {"widths": [8]}},
         "protocol": {"name": protocol, "params": params or {"rounds": 2, "local_steps": 2}},
         "splits": {"candidates": 6, "auxiliary": 0.2},
-        "references": [],
-        "attacks": [],
         "adversaries": ["world"],
         "victims": 1,
         "queries": 400,
-        **changes,
     }
+    return three_clients(**own | changes)
 
 
 def on_message(

@@ -49,6 +49,24 @@ def write_spec(path: Path, spec: Mapping[str, Any] | str) -> Path:
     return path
 
 
+def three_clients(**changes: Any) -> dict[str, Any]:
+    """The spec of three clients on digits that train for two rounds, without references and attacks."""
+    return {
+        "seed": 3,
+        "device": "cpu",
+        "threads": 1,
+        "profile": "quick",
+        "clients": 3,
+        "dataset": {"name": "digits", "limit": 240},
+        "model": {"name": "mlp", "params": {"widths": [16]}},
+        "protocol": {"name": "fedavg", "params": {"rounds": 2, "local_steps": 2, "batch_size": 16}},
+        "references": [],
+        "adversaries": ["server", "world"],
+        "attacks": [],
+        **changes,
+    }
+
+
 def finished(directory: Path, **changes: Any) -> Path:
     """Runs `small_spec` into a directory."""
     return fdaudit.run(small_spec(**changes), directory).directory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,13 +29,14 @@ from fdaudit.models import architecture
 from fdaudit.models.network import matches
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.recording.recorder import Recorder
-from fdaudit.rng import child
 from fdaudit.spec.card import load_card
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.training.objectives import ClientStep
 
-CLASSES, SHAPE, BATCH = 4, (1, 6, 6), 4
-MODEL = {"name": "mlp", "params": {"widths": [16]}}
+from . import federation_cases
+from .federation_cases import CLASSES, MODEL, ROWS, SHAPE, drawn, network, write_truth
+
+BATCH = 4
 CARD = {"name": "a", "asserted_by": "b", "classes": 4, "input_shape": [1, 6, 6], "protocol": {"name": "own"}}
 Loss = Callable[[Tensor, Tensor], Tensor]
 Sent = Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
@@ -66,16 +66,14 @@ def recorded(
     Clients feed `inputs` of images in [0, 1] to the network. The truth holds the images as `stored` makes them. A step
     takes the mean gradient of batches of `micro` records. Parameters `frozen` do not move.
     """
-    x = torch.rand(60, *shape, generator=child(1, "x")).mul(255).round().div(255)
-    y = torch.randint(CLASSES, (60,), generator=child(1, "y"))
-    model = architecture(ModelSpec(**MODEL), shape, CLASSES).build(child(1, "weights"))
-    rows = {f"client/{k}": torch.arange(k, 20, 2) for k in range(2)}
-    record = Recorder(folder / "record", ["server", "world", *rows], truth=folder / "truth")
+    x, y = drawn(shape)
+    model = network(shape)
+    record = Recorder(folder / "record", ["server", "world", *ROWS], truth=folder / "truth")
     shared = {n: t.clone() for n, t in model.state_dict().items()}
     for number in range(2):
         record.round(number)
-        start = record.send("server", list(rows), "model_parameters", sent(shared, number))
-        for party, mine in rows.items():
+        start = record.send("server", list(ROWS), "model_parameters", sent(shared, number))
+        for party, mine in ROWS.items():
             model.load_state_dict(shared)
             used = list(range(batch * number, batch * number + batch))
             optimizer = torch.optim.SGD(model.parameters(), lr=lr(number))
@@ -94,35 +92,15 @@ def recorded(
             record.send(party, "server", "model_update", sent(update, number), ["data", start.seq], used)
         shared = {n: t + update[n] for n, t in shared.items()}
     record.close()
-    (folder / "records").mkdir()
-    images = stored(x.permute(0, 2, 3, 1).numpy())
-    np.savez(folder / "records" / "records.npz", x=images, y=y.numpy())
-    lists: dict[str, Any] = {"schema": "fdaudit-records/1", "design": None}
-    lists |= {"auxiliary": list(range(20, 50)), "test": list(range(50, 60))}
-    lists["clients"] = {party: {"records": mine.tolist()} for party, mine in rows.items()}
-    (folder / "records" / "records.json").write_text(json.dumps(lists))
+    write_truth(folder, stored(x.permute(0, 2, 3, 1).numpy()), y)
     return folder
 
 
 def imported(
     folder: Path, training: dict[str, Any] | None = None, own_loss: str | None = None, **card: Any
 ) -> fdaudit.Run:
-    stated = {"lr": 0.1, "batch_size": BATCH, "local_steps": 1, "optimizer": "sgd", **(training or {})}
-    value = {
-        "name": "A federation",
-        "asserted_by": "its owner",
-        "classes": CLASSES,
-        "input_shape": list(SHAPE),
-        "model": MODEL,
-        "protocol": {"name": "own-fedavg"},
-        "training": stated,
-        **card,
-    }
-    truth = [folder / "truth", folder / "records"]
-    audit = {"adversaries": ["server"], "attacks": [], "device": "cpu", "threads": 1}
-    return fdaudit.import_record(
-        folder / "record", folder / "run", card=value, truth=truth, audit=audit, loss=own_loss
-    )
+    stated = {"lr": 0.1, "batch_size": BATCH, "optimizer": "sgd", **(training or {})}
+    return federation_cases.imported(folder, stated, own_loss, **card)
 
 
 def notes(run: fdaudit.Run) -> str:

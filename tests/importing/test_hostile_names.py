@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fdaudit.spec.documents import read_yaml
 from fdaudit.spec.schema import Spec, load_spec
 
 from ..helpers.cli_cases import Shell
-from ..helpers.hostile_names import LINE, NAMES, NO_NAME, NO_TEXT, a_record, forge, rename_tensor
+from ..helpers.hostile_names import LINE, NAMES, NO_NAME, NO_TEXT, a_record, forge, rename_tensor, text_places
 
 CARD: dict[str, Any] = {
     "name": "Acme",
@@ -129,15 +129,12 @@ def test_a_new_card_says_what_the_record_shows(name: str, tmp_path: Path) -> Non
     }
 
 
-def test_a_name_never_becomes_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_never_becomes_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
     """The attack: a line break in a tensor's name writes `model: import:…` into the card that `card new` makes."""
     (tmp_path / "sentinel.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nNet = None\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     record = a_record(tmp_path / "record")
     rename_tensor(record, NO_TEXT["a model"])
-    shell = Shell(monkeypatch, capsys, tmp_path / "home")
     for command in (("verify", record), ("card", "new", record), ("import", record, "--check")):
         code, out, err = shell(*command)
         assert code in (2, 3)
@@ -149,27 +146,6 @@ def test_a_name_never_becomes_code(
 
 
 # -- documents -------------------------------------------------------------------------------------------------------
-
-
-def texts_of(document: type[Any]) -> list[tuple[str, ...]]:
-    """Where a document may hold a text; `0` stands for an item of a list, `*` for a key of a mapping and its value."""
-    schema = document.model_json_schema()
-    return sorted(set(_texts(schema, schema.get("$defs", {}), ())))
-
-
-def _texts(node: dict[str, Any], defs: dict[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    if "$ref" in node:
-        node = defs[node["$ref"].rpartition("/")[2]]
-    for option in (*node.get("anyOf", ()), *node.get("allOf", ())):
-        yield from _texts(option, defs, path)
-    if node.get("type") == "string":
-        yield path
-    for name, below in node.get("properties", {}).items():
-        yield from _texts(below, defs, (*path, name))
-    if isinstance(node.get("items"), dict):
-        yield from _texts(node["items"], defs, (*path, "0"))
-    if node.get("type") == "object" and "properties" not in node:
-        yield (*path, "*")
 
 
 def with_text(document: dict[str, Any], path: tuple[str, ...], text: str) -> dict[str, Any]:
@@ -190,7 +166,7 @@ READERS: dict[str, tuple[type[Any], Callable[[Path], object], dict[str, Any]]] =
 @pytest.mark.parametrize("kind", READERS)
 def test_every_text_of_a_document_is_one_line(kind: str, what: str, tmp_path: Path) -> None:
     document, read, base = READERS[kind]
-    places = texts_of(document)
+    places = text_places(document)
     assert len(places) >= 6
     for place in [*places, ("unknown",)]:
         value = with_text(base, place, NO_TEXT[what])

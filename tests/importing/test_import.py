@@ -32,7 +32,9 @@ from tests.helpers.rerecorded import audit_of, bring, card_of, rerecord, with_co
 from tests.helpers.run_cases import tree
 
 Import = Callable[..., Run]
+Damage = Callable[[Path], object]
 
+CLIENTS = ("client/0", "client/1")
 UPDATES = {"rounds": 2, "batch_size": 2, "local_steps": 1, "upload": "model_update", "weighting": "uniform"}
 OWN = {"protocol": {"name": "acme-avg"}, "training": {"lr": 0.1, "batch_size": 2, "local_steps": 1}}
 """What a system of its own would say of the same federation."""
@@ -81,6 +83,40 @@ def refused(here: Path, kind: type[Exception], do: Callable[[], object]) -> str:
         do()
     assert sorted(p.name for p in here.iterdir()) == before
     return str(caught.value)
+
+
+def recording(here: Path, *more: str, truth: Path | None = None) -> Recorder:
+    """Begin another record in place of the one that is there."""
+    shutil.rmtree(here / "record")
+    return Recorder(here / "record", ["server", *CLIENTS, *more], truth=truth)
+
+
+def lists_of(here: Path) -> dict[str, Any]:
+    """Return the lists of records that the auditor brings."""
+    lists: dict[str, Any] = json.loads((here / "truth" / "records.json").read_bytes())
+    return lists
+
+
+def write_lists(here: Path, lists: dict[str, Any]) -> None:
+    (here / "truth" / "records.json").write_bytes(canonical(lists) + b"\n")
+
+
+def without_images(here: Path) -> None:
+    """Bring labels alone."""
+    (here / "truth" / "uses.jsonl").unlink()
+    np.savez(here / "truth" / "records.npz", y=np.load(here / "truth" / "records.npz")["y"])
+    write_lists(here, {**lists_of(here), "design": None})
+
+
+def exchange_sites(here: Path) -> None:
+    """Name each client's records as the other's."""
+    first, second = (lists_of(here)["clients"][party] for party in CLIENTS)
+    write_lists(here, {**lists_of(here), "clients": {"client/0": second, "client/1": first}, "design": None})
+
+
+def noted(run: Run, words: str) -> bool:
+    """Return whether a note of the import has these words."""
+    return any(words in note for note in run.result.plain()["run"]["recording"]["notes"])
 
 
 # -- the same figures ---------------------------------------------------------------------------------------------
@@ -146,8 +182,7 @@ def test_without_a_network_nothing_that_needs_one_applies(imported: Import) -> N
 
 @pytest.mark.thorough
 def test_without_auxiliary_records_gradients_are_inverted_all_the_same(here: Path, imported: Import) -> None:
-    value = json.loads((here / "truth" / "records.json").read_bytes())
-    (here / "truth" / "records.json").write_bytes(canonical({**value, "auxiliary": []}) + b"\n")
+    write_lists(here, {**lists_of(here), "auxiliary": []})
     run = imported()
     cell = api.attack("inverting-gradients", run, iterations=20, restarts=1)
     assert cell.status == "run"
@@ -173,10 +208,9 @@ def test_members_without_coins_have_no_p_value_and_a_blind_baseline(
 
 
 def test_no_declaration_in_a_record_lowers_epsilon(here: Path, imported: Import) -> None:
-    shutil.rmtree(here / "record")
-    with Recorder(here / "record", ["server", "client/0", "client/1", "world"]) as recorder:
+    with recording(here, "world") as recorder:
         recorder.round(0)
-        for client in ("client/0", "client/1"):
+        for client in CLIENTS:
             recorder.send(client, "server", "acme/statistics", {"v": np.ones(3)}, inputs=[])
     run = imported(truth=False, **OWN)
     assert all(
@@ -186,8 +220,7 @@ def test_no_declaration_in_a_record_lowers_epsilon(here: Path, imported: Import)
 
 def test_no_epsilon_is_stated_for_a_world_that_the_record_does_not_name(here: Path, imported: Import) -> None:
     """A model may be published outside the record: that nothing reached the world there is no claim."""
-    shutil.rmtree(here / "record")
-    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+    with recording(here) as recorder:
         recorder.round(0)
         recorder.send("client/0", "server", "acme/statistics", {"v": np.ones(3)})
     run = imported(truth=False, audit={"adversaries": ["server"]}, **OWN)
@@ -206,10 +239,9 @@ def test_an_encrypted_transport_lowers_no_epsilon_unless_someone_answers_for_it(
         [entry] = [e for e in entries if e["adversary"] == "eavesdropper"]
         return entry["epsilon"]
 
-    shutil.rmtree(here / "record")
-    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+    with recording(here) as recorder:
         recorder.round(0)
-        for client in ("client/0", "client/1"):
+        for client in CLIENTS:
             recorder.send(client, "server", "model_update", {"extractor.1.bias": np.ones(4, np.float32)})
     audit = {"adversaries": ["eavesdropper"]}
     assert eavesdropper(audit=audit) is None
@@ -289,11 +321,13 @@ WRONG = [
     ({"design": "0" * 63}, "card.design"),
     ({"colour": "red"}, "card.colour"),
     ({"asserted_by": ""}, "card.asserted_by"),
+    ({"audit": {"clients": 5}}, "clients"),  # which the record decides
+    ({"audit": {"adversaries": ["client/7"]}}, "adversaries"),
 ]
 
 
 @pytest.mark.parametrize(("change", "field"), WRONG, ids=lambda v: v if isinstance(v, str) else "")
-def test_a_wrong_card_is_one_error_that_names_its_field(
+def test_a_wrong_card_or_audit_is_one_error_that_names_its_field(
     here: Path, imported: Import, change: dict[str, Any], field: str
 ) -> None:
     said = refused(here, SpecError, lambda: imported(**change))
@@ -301,12 +335,8 @@ def test_a_wrong_card_is_one_error_that_names_its_field(
 
 
 def test_labels_without_images_take_the_memory_of_labels(here: Path, imported: Import) -> None:
-    shutil.rmtree(here / "record")
-    (here / "truth" / "uses.jsonl").unlink()
-    np.savez(here / "truth" / "records.npz", y=np.load(here / "truth" / "records.npz")["y"])
-    value = json.loads((here / "truth" / "records.json").read_bytes())
-    (here / "truth" / "records.json").write_bytes(canonical({**value, "design": None}) + b"\n")
-    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+    without_images(here)
+    with recording(here) as recorder:
         recorder.round(0)
         recorder.send("client/0", "server", "class_counts", {"counts": np.ones(10)})
     run = imported(model=None, input_shape=[1, 3000, 3000], **OWN)  # gigabytes of zeros, were they made
@@ -324,10 +354,7 @@ def test_what_was_not_brought_is_absent_and_cannot_be_used(imported: Import) -> 
 
 
 def test_images_that_were_not_brought_have_a_shape_and_no_values(here: Path, imported: Import) -> None:
-    (here / "truth" / "uses.jsonl").unlink()
-    np.savez(here / "truth" / "records.npz", y=np.load(here / "truth" / "records.npz")["y"])
-    value = json.loads((here / "truth" / "records.json").read_bytes())
-    (here / "truth" / "records.json").write_bytes(canonical({**value, "design": None}) + b"\n")
+    without_images(here)
     run = imported()
     assert run.case.dataset.input_shape == (1, 8, 8)
     assert run.case.missing("images")
@@ -383,12 +410,10 @@ def test_a_learning_rate_that_the_updates_refute_is_found(here: Path, imported: 
 def test_records_that_the_updates_do_not_follow_from_are_noted(
     here: Path, imported: Import, wrong: str
 ) -> None:
-    assert not any(
-        "does not follow" in n for n in imported(**OWN).result.plain()["run"]["recording"]["notes"]
-    )
+    assert not noted(imported(**OWN), "does not follow")
     shutil.rmtree(here / "imported")
-    lists, arrays = here / "truth" / "records.json", here / "truth" / "records.npz"
-    value, held = json.loads(lists.read_bytes()), dict(np.load(arrays))
+    arrays = here / "truth" / "records.npz"
+    value, held = lists_of(here), dict(np.load(arrays))
     if wrong == "scale":
         held["x"] = held["x"] / 255
     elif wrong == "classes":
@@ -401,31 +426,26 @@ def test_records_that_the_updates_do_not_follow_from_are_noted(
     np.savez(arrays, **held)
     for client in value["clients"].values():
         del client["members"], client["non_members"]
-    lists.write_bytes(canonical({**value, "design": None}) + b"\n")
-    notes = imported(**OWN).result.plain()["run"]["recording"]["notes"]
-    assert any("an update of one step, does not follow from its records" in note for note in notes)
+    write_lists(here, {**value, "design": None})
+    assert noted(imported(**OWN), "an update of one step, does not follow from its records")
 
 
 def test_a_model_that_knows_none_of_the_records_is_noted(here: Path, imported: Import) -> None:
-    shutil.rmtree(here / "record")
     (here / "truth" / "uses.jsonl").unlink()
     x, y = (dict(np.load(here / "truth" / "records.npz"))[name] for name in ("x", "y"))
     means = np.stack([x[y == c].reshape(-1, 64).mean(0) for c in range(10)])
     means -= means.mean(0)
-    for shift, noted in ((0, False), (1, True)):
-        weight = np.roll(means, shift, 0).astype(
-            np.float32
-        )  # of another class: the records' classes count otherwise
-        with Recorder(here / "record", ["server", "client/0", "client/1", "world"]) as recorder:
+    for shift, named in ((0, False), (1, True)):
+        # Shifted, a class has the weights of another: the records' classes count otherwise.
+        weight = np.roll(means, shift, 0).astype(np.float32)
+        with recording(here, "world") as recorder:
             recorder.round(0)
             recorder.send("client/0", "server", "acme/x", {"v": np.ones(2)})
             model = {"head.0.weight": weight, "head.0.bias": np.zeros(10, np.float32)}
             recorder.send("server", "world", "model_parameters", model)
         run = imported(model={"name": "mlp", "params": {"widths": []}}, **OWN)
-        notes = run.result.plain()["run"]["recording"]["notes"]
-        assert any("always naming one class" in note for note in notes) == noted
-        assert any("No attack reads acme/x" in note for note in notes)
-        shutil.rmtree(here / "record")
+        assert noted(run, "always naming one class") == named
+        assert noted(run, "No attack reads acme/x")
         shutil.rmtree(here / "imported")
 
 
@@ -435,18 +455,16 @@ def test_a_model_that_knows_none_of_the_records_is_noted(here: Path, imported: I
 def test_a_federation_that_diverged_is_imported(
     here: Path, source: Path, imported: Import, value: float
 ) -> None:
-    shutil.rmtree(here / "record")
     (here / "truth" / "uses.jsonl").unlink()
     network = Run(source / "run").case.initial()
     tensors = {name: np.full(tuple(t.shape), value, np.float32) for name, t in network.items()}
-    with Recorder(here / "record", ["server", "client/0", "client/1"], truth=here / "more") as recorder:
+    with recording(here, truth=here / "more") as recorder:
         recorder.round(0)
-        sent = recorder.send("server", ["client/0", "client/1"], "model_parameters", tensors)
+        sent = recorder.send("server", CLIENTS, "model_parameters", tensors)
         recorder.send("client/0", "server", "model_update", tensors, ["data", sent.seq], [0, 1])
     shutil.move(here / "more" / "uses.jsonl", here / "truth" / "uses.jsonl")
     run = imported(**OWN)
-    said = "does not follow" if np.isfinite(value) else "is not finite"
-    assert any(said in note for note in run.result.plain()["run"]["recording"]["notes"])
+    assert noted(run, "does not follow" if np.isfinite(value) else "is not finite")
     assert api.attack("inverting-gradients", run, iterations=5, restarts=1).status != "run"
 
 
@@ -458,10 +476,9 @@ def test_counters_of_batches_are_left_aside(here: Path, source: Path, imported: 
     state = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
     counters = [name for name in state if name.endswith("num_batches_tracked")]
     state |= {"extractor.1.num_batches_tracked": np.int64(3)} if not counters else {}
-    shutil.rmtree(here / "record")
-    with Recorder(here / "record", ["server", "client/0", "client/1", "world"]) as recorder:
+    with recording(here, "world") as recorder:
         recorder.round(0)
-        recorder.send("server", ["client/0", "client/1", "world"], "model_parameters", state)
+        recorder.send("server", [*CLIENTS, "world"], "model_parameters", state)
     (here / "truth" / "uses.jsonl").unlink()
     run = imported(**{**OWN, "model": model, "initial_seed": None})
     for name in ("gap", "loss-threshold"):
@@ -472,8 +489,7 @@ def test_counters_of_batches_are_left_aside(here: Path, source: Path, imported: 
 
 def test_fewer_rounds_than_planned_are_noted(imported: Import) -> None:
     card = {**OWN, "training": {**OWN["training"], "rounds": 9}}  # type: ignore[dict-item]
-    notes = imported(**card).result.plain()["run"]["recording"]["notes"]
-    assert any("plans 9 rounds, and 2 are on record" in note for note in notes)
+    assert noted(imported(**card), "plans 9 rounds, and 2 are on record")
 
 
 def test_coins_are_asserted_to_come_first(here: Path, imported: Import) -> None:
@@ -499,8 +515,7 @@ def test_coins_are_asserted_to_come_first(here: Path, imported: Import) -> None:
 def test_tensors_of_another_kind_are_refused(
     here: Path, imported: Import, kind: str, tensors: dict[str, int]
 ) -> None:
-    shutil.rmtree(here / "record")
-    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+    with recording(here) as recorder:
         recorder.round(0)
         recorder.send("client/0", "server", kind, {name: np.ones(size) for name, size in tensors.items()})
     said = refused(here, SpecError, lambda: imported(truth=False, **OWN))
@@ -509,9 +524,8 @@ def test_tensors_of_another_kind_are_refused(
 
 @pytest.mark.parametrize("stated", [True, False])
 def test_a_fixed_size_that_the_record_refutes_is_refused(here: Path, imported: Import, stated: bool) -> None:
-    shutil.rmtree(here / "record")
     kind = "acme/top-k" if stated else "model_update"
-    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+    with recording(here) as recorder:
         for t, size in enumerate((3, 5)):
             recorder.round(t)
             recorder.send("client/0", "server", kind, {"v": np.ones(size)})
@@ -531,44 +545,63 @@ def test_a_field_of_a_record_lowers_no_epsilon(imported: Import) -> None:
     )
 
 
-def test_a_dropped_message_is_found(here: Path, imported: Import) -> None:
-    log = here / "record" / "transcript" / "messages.jsonl"
-    lines = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join([*lines[:2], *lines[3:]]))
-    refused(here, IntegrityError, imported)
+def without(name: str) -> Damage:
+    return lambda here: (here / "truth" / name).unlink()
 
 
-def test_reordered_rounds_are_found(here: Path, imported: Import) -> None:
-    log = here / "record" / "transcript" / "messages.jsonl"
-    lines = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join([*lines[4:], *lines[:4]]))
-    refused(here, IntegrityError, imported)
+def truth_file(name: str, content: bytes) -> Damage:
+    return lambda here: (here / "truth" / name).write_bytes(content)
 
 
-def test_inputs_that_the_truth_refutes_are_found(here: Path, source: Path, imported: Import) -> None:
-    shutil.rmtree(here / "record")
+def use(**line: Any) -> Damage:
+    """Leave one line in the list of uses."""
+    return truth_file("uses.jsonl", canonical(line) + b"\n")
+
+
+def log_of(order: slice, *more: slice) -> Damage:
+    """Leave these lines in the log of the record."""
+
+    def write(here: Path) -> None:
+        log = here / "record" / "transcript" / "messages.jsonl"
+        lines = log.read_bytes().splitlines(keepends=True)
+        log.write_bytes(b"".join(line for part in (order, *more) for line in lines[part]))
+
+    return write
+
+
+DAMAGED: list[tuple[Damage, type[Exception], str]] = [
+    (log_of(slice(2), slice(3, None)), IntegrityError, ""),  # a message is dropped
+    (log_of(slice(4, None), slice(4)), IntegrityError, ""),  # rounds are reordered
+    (use(seq=99, records=[0]), IntegrityError, "the record has"),
+    (use(seq=0, records=[0]), IntegrityError, "which server sent"),
+    (use(seq=1, records=[10_000]), IntegrityError, "used record 10000"),
+    (use(seq=1, records=[0, 1, 2]), IntegrityError, "use at most 2"),
+    (truth_file("uses.jsonl", b"{"), UsageError, "uses.jsonl line 1"),
+    (truth_file("uses.jsonl", b"[]\n"), UsageError, "uses.jsonl line 1"),
+    (use(seq=1), UsageError, "uses.jsonl line 1"),
+    (use(seq=-1, records=[]), UsageError, "uses.jsonl line 1"),
+    (use(seq=1, records=["a"]), UsageError, "uses.jsonl line 1"),
+    (truth_file("uses.jsonl", b"\xff\n"), UsageError, "uses.jsonl line 1"),
+    (without("records.npz"), RunError, "records.npz"),
+    (truth_file("records.json", b"{}\n"), DataError, ""),
+]
+
+
+@pytest.mark.parametrize(("damage", "kind", "said"), DAMAGED)
+def test_a_damaged_record_or_truth_is_refused(
+    here: Path, imported: Import, damage: Damage, kind: type[Exception], said: str
+) -> None:
+    damage(here)
+    assert said in refused(here, kind, imported)
+
+
+def test_inputs_that_the_truth_refutes_are_found(here: Path, imported: Import) -> None:
     shutil.rmtree(here / "truth")
-    with Recorder(here / "record", ["server", "client/0", "client/1"], truth=here / "truth") as recorder:
+    with recording(here, truth=here / "truth") as recorder:
         recorder.round(0)
         recorder.send("client/0", "server", "acme/sums", {"v": np.ones(3)}, inputs=[], records=[1, 2])
     said = refused(here, IntegrityError, lambda: imported(**OWN))
     assert "declared too narrow" in said
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ({"seq": 99, "records": [0]}, "the record has"),
-        ({"seq": 0, "records": [0]}, "which server sent"),
-        ({"seq": 1, "records": [10_000]}, "used record 10000"),
-        ({"seq": 1, "records": [0, 1, 2]}, "use at most 2"),
-    ],
-)
-def test_uses_that_cannot_be_true_are_found(
-    here: Path, imported: Import, line: dict[str, Any], said: str
-) -> None:
-    (here / "truth" / "uses.jsonl").write_bytes(canonical(line) + b"\n")
-    assert said in refused(here, IntegrityError, imported)
 
 
 def test_many_contradictions_are_told_in_short(here: Path, imported: Import) -> None:
@@ -579,29 +612,11 @@ def test_many_contradictions_are_told_in_short(here: Path, imported: Import) -> 
     assert len(said) < 3000
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"{",
-        b"[]\n",
-        b'{"seq": 1}\n',
-        b'{"seq": -1, "records": []}\n',
-        b'{"seq": 1, "records": ["a"]}\n',
-        b"\xff\n",
-    ],
-)
-def test_malformed_uses_are_one_error(here: Path, imported: Import, text: bytes) -> None:
-    (here / "truth" / "uses.jsonl").write_bytes(text)
-    assert "uses.jsonl line 1" in refused(here, UsageError, imported)
-
-
 def test_a_record_that_was_left_out_and_used_is_found(here: Path, imported: Import) -> None:
-    value = json.loads((here / "truth" / "records.json").read_bytes())
-    own = value["clients"]["client/0"]
-    left = own["records"].index(own["non_members"][0])
+    own = lists_of(here)["clients"]["client/0"]
+    unused = own["records"].index(own["non_members"][0])
     uses = (here / "truth" / "uses.jsonl").read_bytes().splitlines()
-    seq = json.loads(uses[0])["seq"]
-    (here / "truth" / "uses.jsonl").write_bytes(canonical({"seq": seq, "records": [left]}) + b"\n")
+    use(seq=json.loads(uses[0])["seq"], records=[unused])(here)
     assert "its coins left out" in refused(here, IntegrityError, imported)
 
 
@@ -620,26 +635,6 @@ def test_a_file_in_two_truths_is_refused(here: Path, source: Path, imported: Imp
     assert "holds uses.jsonl" in refused(here, RunError, twice)
 
 
-def test_half_of_the_records_is_refused(here: Path, imported: Import) -> None:
-    (here / "truth" / "records.npz").unlink()
-    assert "records.npz" in refused(here, RunError, imported)
-
-
-def test_a_mistyped_list_of_records_is_refused(here: Path, imported: Import) -> None:
-    (here / "truth" / "records.json").write_bytes(b"{}\n")
-    refused(here, DataError, imported)
-
-
-def test_what_the_record_decides_is_no_setting_of_an_audit(here: Path, imported: Import) -> None:
-    assert refused(here, SpecError, lambda: imported(audit={"clients": 5})).startswith("clients:")
-
-
-def test_an_adversary_that_is_no_party_is_refused(here: Path, imported: Import) -> None:
-    assert refused(here, SpecError, lambda: imported(audit={"adversaries": ["client/7"]})).startswith(
-        "adversar"
-    )
-
-
 def test_an_occupied_directory_is_refused(here: Path, imported: Import) -> None:
     imported()
     before = tree(here / "imported")
@@ -653,10 +648,10 @@ def test_an_occupied_directory_is_refused(here: Path, imported: Import) -> None:
 
 def test_a_killed_recording_is_imported_up_to_its_last_whole_round(here: Path, imported: Import) -> None:
     shutil.rmtree(here / "record")
-    with Recorder(here / "open", ["server", "client/0", "client/1", "world"]) as recorder:
+    with Recorder(here / "open", ["server", *CLIENTS, "world"]) as recorder:
         for t in range(2):
             recorder.round(t)
-            recorder.send("server", ["client/0", "client/1"], "acme/hello", {"v": np.ones(2)})
+            recorder.send("server", CLIENTS, "acme/hello", {"v": np.ones(2)})
             recorder.send("client/0", "server", "acme/answer", {"v": np.ones(2)})
         shutil.copytree(here / "open", here / "record")  # what a kill leaves: round 1 is open
     run = imported(truth=False, **OWN)
@@ -668,21 +663,18 @@ def test_a_killed_recording_is_imported_up_to_its_last_whole_round(here: Path, i
 
 
 def test_a_missing_answer_is_noted(here: Path, imported: Import) -> None:
-    shutil.rmtree(here / "record")
-    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
+    with recording(here) as recorder:
         for t in range(3):
             recorder.round(t)
-            for client in ("client/0", "client/1"):
+            for client in CLIENTS:
                 if (t, client) != (1, "client/1"):
                     recorder.send(client, "server", "acme/answer", {"v": np.ones(2)})
-    notes = imported(truth=False, **OWN).result.plain()["run"]["recording"]["notes"]
-    assert any("client/1 sends no acme/answer in round 1" in note for note in notes)
+    assert noted(imported(truth=False, **OWN), "client/1 sends no acme/answer in round 1")
 
 
 def test_a_client_that_was_not_asked_owes_no_answer(here: Path, imported: Import) -> None:
-    shutil.rmtree(here / "record")
-    with Recorder(here / "record", ["server", "client/0", "client/1"]) as recorder:
-        for t, asked in enumerate((["client/0", "client/1"], ["client/0"], ["client/0", "client/1"])):
+    with recording(here) as recorder:
+        for t, asked in enumerate((CLIENTS, ["client/0"], CLIENTS)):
             recorder.round(t)
             recorder.send("server", asked, "acme/question", {"v": np.ones(2)})
             for client in asked:
@@ -706,15 +698,8 @@ def test_a_changed_card_in_the_run_is_found(imported: Import) -> None:
 
 
 @pytest.mark.thorough
-def test_the_commands_read_an_imported_run(
-    imported: Import,
-    source: Path,
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_commands_read_an_imported_run(imported: Import, source: Path, shell: Shell) -> None:
     run = imported(claims=[{"epsilon": 1.0, "source": "their page"}]).directory
-    shell = Shell(monkeypatch, capsys, here / "home")
     assert "intact" in shell.told("verify", run)[0]
     assert "∞" in shell.told("ledger", run)[0]
     assert "Area under the ROC curve 0." in shell.told("attack", run, "gap")[0]
@@ -733,10 +718,7 @@ def test_the_commands_read_an_imported_run(
     assert "is a recording" in shell.refused("run", "--resume", "--out", run)
 
 
-def test_a_card_is_written_from_a_record(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shell = Shell(monkeypatch, capsys, here / "home")
+def test_a_card_is_written_from_a_record(here: Path, shell: Shell) -> None:
     shell.told("card", "new", here / "record")
     text = (here / "record" / "card.yaml").read_text(encoding="utf-8")
     assert "clients: 2" in text
@@ -765,29 +747,20 @@ def test_a_site_map_undoes_another_numbering_of_the_clients(
     here: Path, source: Path, imported: Import, name: Callable[[int], str | int]
 ) -> None:
     """The records count the sites in another order than the record does; the site map says which is which."""
-    value = json.loads((here / "truth" / "records.json").read_bytes())
-    clients = value["clients"]
-    value |= {"clients": {"client/0": clients["client/1"], "client/1": clients["client/0"]}, "design": None}
-    (here / "truth" / "records.json").write_bytes(canonical(value) + b"\n")
+    exchange_sites(here)
     with_coins(here / "truth")
     sites = {"client/0": name(1), "client/1": name(0)}
-    (here / "truth" / "sites.json").write_bytes(canonical(sites) + b"\n")
+    truth_file("sites.json", canonical(sites) + b"\n")(here)
     run = imported()
     again = Run(run.directory)  # opened from its files
+    labels = Run(source / "run").case.records("client/0")[1].tolist()
     for case in (run.case, again.case):
-        assert (
-            case.records("client/0")[1].tolist() == Run(source / "run").case.records("client/0")[1].tolist()
-        )
-    assert not any(
-        "does not follow from its records" in note for note in run.result.plain()["run"]["recording"]["notes"]
-    )
+        assert case.records("client/0")[1].tolist() == labels
+    assert not noted(run, "does not follow from its records")
 
 
 def test_without_a_site_map_exchanged_sites_are_noted(here: Path, imported: Import) -> None:
-    value = json.loads((here / "truth" / "records.json").read_bytes())
-    clients = value["clients"]
-    value |= {"clients": {"client/0": clients["client/1"], "client/1": clients["client/0"]}, "design": None}
-    (here / "truth" / "records.json").write_bytes(canonical(value) + b"\n")
+    exchange_sites(here)
     notes = imported().result.plain()["run"]["recording"]["notes"]
     assert any(
         "does not follow from its records" in note and "which site is which client" in note for note in notes

@@ -13,6 +13,9 @@ from fdaudit import api
 from fdaudit.audit.run import Run
 from fdaudit.errors import RunError
 from tests.helpers.rerecorded import audit_of, card_of, rerecord, with_coins
+from tests.helpers.run_cases import three_clients
+
+from ..helpers.results import cells_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "centralized": {"rounds": 1, "publish": True},
@@ -35,22 +38,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def spec_of(protocol: str) -> dict[str, Any]:
     """Three clients with 400 digits, so that every kind of attack has what it needs."""
-    return {
-        "seed": 7,
-        "profile": "quick",
-        "device": "cpu",
-        "threads": 1,
-        "clients": 3,
-        "victims": 2,
-        "dataset": {"name": "digits", "limit": 400},
-        "splits": {"test": 0.2, "proxy": 0.15, "auxiliary": 0.25, "candidates": 10},
-        "model": {"name": "mlp", "params": {"widths": [16]}},
-        "protocol": {"name": protocol, "params": SETTINGS.get(protocol, {})},
-        "references": [],
-        "adversaries": ["world" if protocol in ("centralized", "standalone") else "server", "eavesdropper"],
-        "attacks": "all",
-        "power": False,
-    }
+    return three_clients(
+        seed=7,
+        dataset={"name": "digits", "limit": 400},
+        splits={"test": 0.2, "proxy": 0.15, "auxiliary": 0.25, "candidates": 10},
+        protocol={"name": protocol, "params": SETTINGS.get(protocol, {})},
+        adversaries=["world" if protocol in ("centralized", "standalone") else "server", "eavesdropper"],
+        attacks="all",
+        power=False,
+    )
 
 
 def needs_a_clients_model(cell: dict[str, Any]) -> bool:
@@ -92,7 +88,7 @@ def test_a_recording_has_every_figure_of_its_run(protocol: str, tmp_path: Path) 
         seed_from=tmp_path / "run",
     )
     found = {cell.id: cell.plain() for cell in _attacked(again)}
-    expected = {cell["id"]: cell for cell in run.result.plain()["cells"]}
+    expected = cells_of(run)
     assert found.keys() == expected.keys()
     compared = [name for name, cell in expected.items() if not needs_a_clients_model(cell)]
     assert {n: found[n]["status"] for n in compared} == {n: expected[n]["status"] for n in compared}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,13 +13,13 @@ from torch.nn import functional as F
 
 import fdaudit
 from fdaudit.errors import SpecError
-from fdaudit.models import architecture
 from fdaudit.recording.recorder import Recorder
 from fdaudit.rng import child
-from fdaudit.spec.schema import ModelSpec
+from fdaudit.testing.specs import small_spec
 
-CLASSES, SHAPE = 4, (1, 6, 6)
-MODEL = {"name": "mlp", "params": {"widths": [16]}}
+from . import federation_cases
+from .federation_cases import MODEL, ROWS, drawn, network, write_truth
+
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 OPTIMIZERS: dict[str, tuple[Optimizer, dict[str, Any]]] = {
@@ -78,15 +76,11 @@ def recorded(
     goes on from it. If it is `returned`, the server sends the mean of the states back. If it is `inside`, it is part of
     the update.
     """
-    x = torch.rand(60, *SHAPE, generator=child(1, "x")).mul(255).round().div(255)
-    y = torch.randint(CLASSES, (60,), generator=child(1, "y"))
-    rows = {f"client/{k}": torch.arange(k, 20, 2) for k in range(2)}
-    modules = {
-        party: architecture(ModelSpec(**MODEL), SHAPE, CLASSES).build(child(1, "weights")) for party in rows
-    }
+    x, y = drawn()
+    modules = {party: network() for party in ROWS}
     optimizers = {party: make(module) for party, module in modules.items()}
     shared = {n: t.clone() for n, t in modules["client/0"].state_dict().items()}
-    record = Recorder(folder / "record", ["server", "world", *rows], truth=folder / "truth")
+    record = Recorder(folder / "record", ["server", "world", *ROWS], truth=folder / "truth")
 
     def named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {prefix + n: t for n, t in tensors.items()}
@@ -97,11 +91,11 @@ def recorded(
     mean: dict[str, Tensor] = {}
     for number in range(2):
         record.round(number)
-        start = record.send("server", list(rows), "model_parameters", named(shared))
+        start = record.send("server", list(ROWS), "model_parameters", named(shared))
         if mean:
-            record.send("server", list(rows), "optimizer_state", states(mean))
+            record.send("server", list(ROWS), "optimizer_state", states(mean))
         updates, after = [], []
-        for party, mine in rows.items():
+        for party, mine in ROWS.items():
             module = modules[party]
             module.load_state_dict(shared)
             if not kept:
@@ -128,30 +122,12 @@ def recorded(
         if returned:
             mean = {n: (t + after[1][n]) / 2 for n, t in after[0].items()}
     record.close()
-    (folder / "records").mkdir()
-    np.savez(folder / "records" / "records.npz", x=x.permute(0, 2, 3, 1).numpy(), y=y.numpy())
-    lists: dict[str, Any] = {"schema": "fdaudit-records/1", "design": None}
-    lists |= {"auxiliary": list(range(20, 50)), "test": list(range(50, 60))}
-    lists["clients"] = {party: {"records": mine.tolist()} for party, mine in rows.items()}
-    (folder / "records" / "records.json").write_text(json.dumps(lists))
+    write_truth(folder, x.permute(0, 2, 3, 1).numpy(), y)
     return folder
 
 
 def imported(folder: Path, training: Mapping[str, Any], **card: Any) -> fdaudit.Run:
-    stated = {"lr": 0.01, "batch_size": 1, "local_steps": 1, **training}
-    value = {
-        "name": "A federation",
-        "asserted_by": "its owner",
-        "classes": CLASSES,
-        "input_shape": list(SHAPE),
-        "model": MODEL,
-        "protocol": {"name": "own-fedavg"},
-        "training": stated,
-        **card,
-    }
-    truth = [folder / "truth", folder / "records"]
-    audit = {"adversaries": ["server"], "attacks": [], "device": "cpu", "threads": 1}
-    return fdaudit.import_record(folder / "record", folder / "run", card=value, truth=truth, audit=audit)
+    return federation_cases.imported(folder, {"lr": 0.01, "batch_size": 1, **training}, **card)
 
 
 def psnr(run: fdaudit.Run, attack: str, **params: Any) -> tuple[float, str]:
@@ -167,25 +143,27 @@ def psnr(run: fdaudit.Run, attack: str, **params: Any) -> tuple[float, str]:
 READ = "read off the optimiser's state"
 
 
+def assert_read_off(run: fdaudit.Run, number: int) -> None:
+    """Check that the record behind a round's step is found exactly, from the state."""
+    value, note = psnr(run, "analytic", round=number)
+    assert value > 50
+    assert READ in note
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_record_is_read_off_the_state(name: str, tmp_path: Path) -> None:
     """One record behind a step of a fully connected network is exact, in the first round and in a second one anew."""
     make, stated = OPTIMIZERS[name]
     run = imported(recorded(tmp_path, make), stated)
     for number in range(2):
-        value, note = psnr(run, "analytic", round=number)
-        assert value > 50
-        assert READ in note
+        assert_read_off(run, number)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_kept_state_is_read_off_its_difference(name: str, tmp_path: Path) -> None:
     make, stated = OPTIMIZERS[name]
-    run = imported(recorded(tmp_path, make, kept=True), stated | {"optimizer_kept": True})
-    value, note = psnr(run, "analytic", round=1)
-    assert value > 50
-    assert READ in note
+    assert_read_off(imported(recorded(tmp_path, make, kept=True), stated | {"optimizer_kept": True}), 1)
 
 
 @pytest.mark.thorough
@@ -199,10 +177,7 @@ def test_adams_states_tell_that_they_were_kept(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["adam", "momentum"])
 def test_a_state_that_the_server_sent_is_the_one_before(name: str, tmp_path: Path) -> None:
     make, stated = OPTIMIZERS[name]
-    run = imported(recorded(tmp_path, make, returned=True), stated)
-    value, note = psnr(run, "analytic", round=1)
-    assert value > 50
-    assert READ in note
+    assert_read_off(imported(recorded(tmp_path, make, returned=True), stated), 1)
 
 
 @pytest.mark.thorough
@@ -336,10 +311,7 @@ def test_a_defence_of_updates_does_not_cover_the_state(tmp_path: Path) -> None:
     defenses = [
         {"kind": "model_update", "sender": "client", "name": "gaussian-noise", "params": {"sigma": 0.1}}
     ]
-    run = imported(recorded(tmp_path, make, upload=noisy), stated, defenses=defenses)
-    value, note = psnr(run, "analytic")
-    assert value > 50
-    assert READ in note
+    assert_read_off(imported(recorded(tmp_path, make, upload=noisy), stated, defenses=defenses), 0)
 
 
 def test_a_state_inside_an_update_is_refused_with_its_remedy(tmp_path: Path) -> None:
@@ -365,17 +337,7 @@ def test_a_control_reads_states_and_finds_nothing_in_drowned_ones(name: str, tmp
 def test_clients_of_fedavg_send_their_state(optimizer: str, tmp_path: Path) -> None:
     params: dict[str, Any] = {"rounds": 2, "local_steps": 1, "batch_size": 1, "lr": 0.01, "send_state": True}
     params |= {"optimizer": optimizer, "weight_decay": 0.1, "momentum": 0.9 if optimizer == "sgd" else 0.0}
-    spec = {
-        "dataset": {"name": "digits"},
-        "clients": 2,
-        "model": MODEL,
-        "protocol": {"name": "fedavg", "params": params},
-        "attacks": [],
-        "device": "cpu",
-        "threads": 1,
-    }
+    spec = small_spec(model=MODEL, protocol={"name": "fedavg", "params": params})
     run = fdaudit.run(spec, tmp_path / "run")
     for number in range(2):
-        value, note = psnr(run, "analytic", round=number)
-        assert value > 50
-        assert READ in note
+        assert_read_off(run, number)

@@ -23,14 +23,9 @@ from ..helpers.cli_cases import Shell
     ],
 )
 def test_a_first_audit_is_quick_and_says_so(
-    arguments: tuple[str, ...],
-    profile: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], profile: str, tmp_path: Path, shell: Shell
 ) -> None:
     first = RecordedFederation(kind="class_counts").run(tmp_path).directory
-    shell = Shell(monkeypatch, capsys, tmp_path / "home")
     (shell.home / "audit.yaml").write_text(yaml.safe_dump({"profile": "full"}))
     card = ("--card", first / "card.yaml")
     truth = ("--truth", tmp_path / "truth", "--truth", tmp_path / "records")
@@ -39,11 +34,8 @@ def test_a_first_audit_is_quick_and_says_so(
     assert fdaudit.load(shell.home / "run").case.spec.profile == profile
 
 
-def test_an_unknown_profile_is_one_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_profile_is_one_error(tmp_path: Path, shell: Shell) -> None:
     first = RecordedFederation(kind="class_counts").run(tmp_path).directory
-    shell = Shell(monkeypatch, capsys, tmp_path / "home")
     line = shell.refused(
         "import",
         tmp_path / "record",

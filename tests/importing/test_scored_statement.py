@@ -23,9 +23,10 @@ from fdaudit.importing.scored_statement import ScoredStatement, schema
 from fdaudit.importing.site_score import score_at_site, take_scores
 from fdaudit.storage.digests import canonical
 
+from ..helpers.command import Cli
 from ..helpers.docs_pages import page
 from ..helpers.evidence_cases import keypair
-from ..helpers.run_cases import cli, tree
+from ..helpers.run_cases import tree
 from .site_cases import Asker, Two
 
 pytestmark = pytest.mark.thorough
@@ -193,19 +194,14 @@ SAME: dict[str, Callable[[Value], Value | None]] = {
 @pytest.mark.parametrize("signed", [True, False], ids=["signed", "unsigned"])
 @pytest.mark.parametrize("case", EDITS)
 def test_an_edited_statement_is_one_line_and_changes_nothing(
-    case: str,
-    signed: bool,
-    sent: Sent,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    case: str, signed: bool, sent: Sent, tmp_path: Path, cli: Cli
 ) -> None:
     value = copy.deepcopy(sent.statement)
     edited = EDITS[case](value)
     path = written(tmp_path, sent, value if edited is None else edited, signed=signed)
     before = tree(sent.run)
     key = ("--key", sent.public) if signed else ()
-    code, out, err = cli(monkeypatch, capsys, "score", sent.run, sent.guesses, "--scored", path, *key)
+    code, out, err = cli("score", sent.run, sent.guesses, "--scored", path, *key)
     assert code in (2, 3), err
     assert (out, len(err.splitlines())) == ("", 1), err
     assert tree(sent.run) == before

@@ -158,10 +158,7 @@ def test_membership_is_not_for_a_site(made: Two, tmp_path: Path) -> None:
     assert not (tmp_path / "guesses").exists()
 
 
-def test_the_commands(
-    made: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shell = Shell(monkeypatch, capsys, tmp_path / "home")
+def test_the_commands(made: Two, tmp_path: Path, shell: Shell) -> None:
     run = shutil.copytree(made.run.directory, tmp_path / "run")
     private, public = keypair(tmp_path)
     settings = [f"--set={k}={v}" for k, v in QUICK.items()]

@@ -20,6 +20,8 @@ from fdaudit.importing.new_card import new_card
 from fdaudit.recording.recorder import Recorder
 from fdaudit.spec.card import Card, load_card
 
+from ..helpers.results import figures_of
+
 ROWS, CLIENTS = 90, 3
 AGE, COLOURS = (40.0, 12.0), ("red", "green", "blue")
 COLUMNS = [
@@ -104,7 +106,7 @@ def test_rows_of_a_recorded_loop_are_recovered_and_shown(tmp_path: Path) -> None
     )
     cell = fdaudit.attack("analytic", run).plain()
     assert (cell["status"], cell["goal"]) == ("run", "row-reconstruction"), cell["reason"]
-    figures = {f["name"]: f for f in cell["figures"]}
+    figures = figures_of(cell)
     assert figures["categories_right"]["value"] == 1
     assert figures["cells_right"]["value"] == 1
     assert figures["numbers_error"]["value"] < 1e-3

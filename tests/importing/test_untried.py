@@ -22,8 +22,9 @@ from fdaudit.result import StandInFigures
 from fdaudit.storage.vault import Secrets
 from fdaudit.types import Figure
 
+from ..helpers.command import Cli
 from ..helpers.rerecorded import audit_of, card_of, rerecord
-from ..helpers.run_cases import cli, finished, known
+from ..helpers.run_cases import finished, known
 
 pytestmark = pytest.mark.thorough
 Importing = Callable[..., Run]
@@ -87,15 +88,12 @@ def test_without_auxiliary_records_there_is_no_stand_in(source: tuple[Run, Path]
 
 
 def test_the_effect_is_measured_without_and_with_each_deviation(
-    source: tuple[Run, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    source: tuple[Run, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     run = imported(source, tmp_path / "run")
     # In some draws no client's batch holds the class that is fished for, so that there is nothing to measure.
     monkeypatch.setattr(Secrets, "draw", lambda seed=None: known(7 if seed is None else seed))
-    code, said, _ = cli(monkeypatch, capsys, "active", run.directory)
+    code, said, _ = cli("active", run.directory)
     assert code == 0
     assert "without it" in said
     recording = Run(run.directory).result.run.recording

@@ -18,6 +18,7 @@ from fdaudit.transcript.transcript import read_messages
 
 from ..helpers.docs_pages import ROOT
 from ..helpers.recordings import state
+from ..helpers.results import values_of
 
 pytestmark = pytest.mark.thorough
 
@@ -72,7 +73,7 @@ def left_out(folder: Path, site: str) -> set[int]:
 def test_digits_of_one_step_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, cell = audited("one-step", "inverting-gradients", tmp_path / "out", monkeypatch)
     assert cell["status"] == "run"
-    figures = {f["name"]: f["value"] for f in cell["figures"]}
+    figures = values_of(cell)
     assert figures["psnr"] >= 30
     assert figures["labels_right"] == 1
     messages = list(read_messages(folder / "record" / "transcript"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit import attacks
 from fdaudit.adversary.attack_plan import AttackPlan
 from fdaudit.errors import SpecError
 from fdaudit.evaluation.stage import Stage
@@ -26,7 +24,9 @@ from fdaudit.result import Cell
 from fdaudit.storage import scratch
 
 from ..helpers.doubles import spec
+from ..helpers.results import cells_of
 from ..helpers.warm import forked_attackers
+from .hostile_cases import hostile_package
 
 VERSION = landlock_version()
 WALLS = {  # what needs Landlock, and from which version on
@@ -39,19 +39,8 @@ WALLS = {  # what needs Landlock, and from which version on
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The package `hostile_extras`, installed as far as Python can tell."""
     site = tmp_path_factory.mktemp("site")
-    (site / "hostile_extras").mkdir()
-    (site / "hostile_extras" / "__init__.py").touch()
-    shutil.copyfile(Path(__file__).with_name("hostile_plugin.py"), site / "hostile_extras" / "attack.py")
-    info = site / "hostile_extras-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-extras\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[fdaudit.attacks]\nhostile = hostile_extras.attack:Hostile\n")
-    sys.path.insert(0, str(site))
-    importlib.invalidate_caches()
-    attacks.REGISTRY.__dict__.pop("_targets", None)
-    yield site
-    sys.path.remove(str(site))
-    attacks.REGISTRY.__dict__.pop("_targets", None)
+    with hostile_package(site):
+        yield site
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +137,7 @@ def test_it_is_run_from_the_command_line_too(run, installed, tmp_path):
         adversaries=["world"],
     )
     made = fdaudit.run(wanted, tmp_path / "run")
-    found = {c["id"]: c for c in made.result.plain()["cells"] if c["status"] != "not-requested"}
+    found = cells_of(made, requested=True)
     assert found["world/hostile"]["status"] == "inconclusive"  # its guesses are all alike
     assert found["world/hostile"]["queries"]["spent"] == 0
     assert found["world/loss-threshold"]["status"] == "run"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import shutil
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 
 import fdaudit
-from fdaudit import attacks
 from fdaudit.evaluation.stage import Stage
 from fdaudit.isolation import attacker
 from fdaudit.isolation.attacker import OVERDUE, offered_confinement
@@ -32,6 +30,7 @@ from fdaudit.storage import scratch
 
 from ..helpers.doubles import spec
 from . import hostile_behaviours as behaviours
+from .hostile_cases import hostile_package
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="attacks are confined on Linux only")
@@ -56,22 +55,9 @@ def installed() -> Iterator[Path]:
     above = Path(tempfile.mkdtemp(prefix="hostile-"))
     above.chmod(0o755)
     site = above / "site"
-    package = site / "hostile_extras"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    here = Path(__file__).parent
-    shutil.copyfile(here / "hostile_plugin.py", package / "attack.py")
-    shutil.copyfile(here / "hostile_behaviours.py", package / "behaviours.py")
-    info = site / "hostile_extras-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-extras\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[fdaudit.attacks]\nhostile = hostile_extras.attack:Hostile\n")
-    sys.path.insert(0, str(site))
-    importlib.invalidate_caches()
-    attacks.REGISTRY.__dict__.pop("_targets", None)
-    yield above
-    sys.path.remove(str(site))
-    attacks.REGISTRY.__dict__.pop("_targets", None)
+    site.mkdir()
+    with hostile_package(site):
+        yield above
     shutil.rmtree(above)
 
 

@@ -15,6 +15,8 @@ from fdaudit.errors import UsageError
 from fdaudit.metrics import epsilon_lower_bound, guesses_needed, most_contradictable, one_run_epsilon
 from fdaudit.metrics.claims.lower_bounds import _p_value
 
+from ..helpers.refusals import refused
+
 SIMULATIONS = 1000
 MOST_ABOVE = int(binom.ppf(0.999, SIMULATIONS, 0.05))
 DELTA = 1e-5
@@ -268,10 +270,7 @@ SCORES, MEMBER = [0.1, 0.4, 0.2, 0.9], [False, True, False, True]
 )
 def test_bad_input_is_one_error(changes, field):
     given_ = {"scores": SCORES, "member": MEMBER, "delta": DELTA, **changes}
-    with pytest.raises(UsageError) as caught:
-        epsilon_lower_bound(**given_)
-    assert caught.value.field == field
-    assert caught.value.remedy
+    refused(lambda: epsilon_lower_bound(**given_), field, kind=UsageError)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +288,4 @@ def test_bad_input_is_one_error(changes, field):
     ],
 )
 def test_numbers_out_of_range_are_one_error(call, field):
-    with pytest.raises(UsageError) as caught:
-        call()
-    assert caught.value.field == field
+    refused(call, field, kind=UsageError)

@@ -26,6 +26,7 @@ from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.manifest import verify
 
 from ..helpers.command import Cli
+from ..helpers.refusals import refused
 from ..helpers.run_cases import finished, known, stream, tree, write_spec
 
 PARTITIONS: list[dict[str, Any]] = [
@@ -366,10 +367,7 @@ def test_only_the_owner_may_enter_and_git_takes_neither_coins_nor_key(tmp_path: 
 def test_an_unfit_option_is_refused_and_nothing_is_written(
     data: str, fields: dict[str, Any], field: str, problem: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError) as caught:
-        make(data, tmp_path / "D", **fields)
-    assert caught.value.field == field
-    assert problem in str(caught.value)
+    refused(lambda: make(data, tmp_path / "D", **fields), field, said=problem, kind=UsageError)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -404,10 +402,7 @@ def test_unfit_files_of_sites_are_refused_and_nothing_is_written(
     data.mkdir()
     for name, y in files.items():
         np.savez(data / f"{name}.npz", x=images(len(y)), y=np.asarray(y))
-    with pytest.raises(UsageError) as caught:
-        make(data, tmp_path / "D", **fields)
-    assert caught.value.field == field
-    assert problem in str(caught.value)
+    refused(lambda: make(data, tmp_path / "D", **fields), field, said=problem, kind=UsageError)
     assert list(tmp_path.iterdir()) == [data]
 
 
@@ -429,10 +424,7 @@ def test_sites_whose_arrays_do_not_fit_together_are_refused(
 ) -> None:
     data = write_sites(tmp_path / "data", Y)
     np.savez(data / "client-1.npz", **second)
-    with pytest.raises(DataError) as caught:
-        make(data, tmp_path / "D")
-    assert caught.value.field == "DATA"
-    assert problem in caught.value.problem
+    refused(lambda: make(data, tmp_path / "D"), "DATA", said=problem, kind=DataError)
     assert not (tmp_path / "D").exists()
 
 

@@ -21,7 +21,7 @@ from fdaudit.planning.simulated import execution_of
 from fdaudit.spec.schema import ModelSpec, Spec, load_spec
 from fdaudit.testing.specs import small_spec
 
-from ..helpers.run_cases import known
+from ..helpers.run_cases import known, three_clients
 
 SMALL: dict[str, dict[str, Any]] = {
     "centralized": {"rounds": 2, "local_steps": 2},
@@ -59,20 +59,15 @@ QUICKSTART = ("dafkd", "fedavg", "fediod", "fedkd", "selective-fd")
 
 def spec(protocol: str, **changes: Any) -> dict[str, Any]:
     batch = {} if protocol in WITHOUT else {"batch_size": 8}
-    return {
+    own = {
         "seed": 5,
-        "device": "cpu",
-        "threads": 1,
-        "profile": "quick",
-        "clients": 3,
         "dataset": {"name": "digits", "limit": 200},
         "model": {"name": "mlp", "params": {"widths": [8]}},
         "protocol": {"name": protocol, "params": {**SMALL[protocol], **batch}},
-        "references": [],
-        "attacks": [],
-        "adversaries": ["server", "world"] if protocol not in ("standalone", "centralized") else ["world"],
-        **changes,
     }
+    if protocol in ("standalone", "centralized"):
+        own["adversaries"] = ["world"]
+    return three_clients(**own | changes)
 
 
 def test_every_protocol_is_here_or_has_no_such_preset() -> None:

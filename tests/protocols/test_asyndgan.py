@@ -20,6 +20,7 @@ from fdaudit.testing.specs import small_spec
 from ..helpers.by_hand import equal, sent
 from ..helpers.mask_cases import write_masks
 from ..helpers.protocol_cases import run
+from ..helpers.results import figures_of
 
 STEPS = {"steps_per_round": 3, "samples": 4, "l1": 5.0}
 
@@ -143,13 +144,13 @@ def test_masks_sent_in_clear_are_found_by_the_audit(tmp_path):
     made = fdaudit.run(spec, tmp_path / "run")
     cells = {c["adversary"]: c for c in made.result.plain()["cells"] if c["attack"] == "label-counts"}
     assert cells["server"]["status"] == "run", cells["server"]["reason"]
-    (distance,) = [f for f in cells["server"]["figures"] if f["name"] == "label_tv_mean"]
+    distance = figures_of(cells["server"])["label_tv_mean"]
     assert distance["value"] < 0.05
     assert cells["world"]["status"] == "not-applicable"
     compared = {c["adversary"]: c for c in made.result.plain()["cells"] if c["attack"] == "pixel-comparison"}
     assert compared["world"]["status"] == "not-applicable"
     assert compared["server"]["status"] == "run", compared["server"]["reason"]
-    figures = {f["name"]: f for f in compared["server"]["figures"]}
+    figures = figures_of(compared["server"])
     assert figures["psnr_gain"]["low"] > 1
     assert figures["identification"]["p"] < 0.001
     ledger = {e["adversary"]: e for e in json.loads(json.dumps(made.result.plain()["ledger"]))}

@@ -178,6 +178,16 @@ def feded(record: Record, settings: dict[str, Any], start: Arrays, silent: froze
     return ROUNDS
 
 
+def weighted_mean(uploads: Mapping[str, Arrays], counts: Mapping[str, int]) -> Arrays:
+    """The mean of uploads of models, each weighted by its client's count."""
+    total = sum(counts[k] for k in uploads)
+    mean = {}
+    for name in next(iter(uploads.values())):
+        parts = [counts[k] / total * upload[name].astype(np.float64) for k, upload in uploads.items()]
+        mean[name] = sum(parts).astype(np.float32)
+    return mean
+
+
 def feddf(record: Record, settings: dict[str, Any], start: Arrays, silent: frozenset[str]) -> int:
     """Every model is the weighted mean of the uploads, taught the mean of their logits."""
     sent = server_models(record)
@@ -185,11 +195,7 @@ def feddf(record: Record, settings: dict[str, Any], start: Arrays, silent: froze
     counts = {k: int(t["n"]) for k, t in answers(record, 0, ("sample_count",), silent).items()}
     for r in range(ROUNDS):
         uploads = answers(record, r, ("model_parameters",), silent)
-        total = sum(counts[k] for k in uploads)
-        mean = {
-            n: sum(counts[k] / total * u[n].astype(np.float64) for k, u in uploads.items()).astype(np.float32)
-            for n in start
-        }
+        mean = weighted_mean(uploads, counts)
         z = torch.stack([logits(u, public()) for u in uploads.values()]).mean(0)
         teacher = z.softmax(1).numpy()
         steps = settings["distill_steps"]
@@ -205,11 +211,7 @@ def fedftg(record: Record, settings: dict[str, Any], start: Arrays, silent: froz
     counts = {k: int(t["counts"].sum()) for k, t in answers(record, 0, ("class_counts",), silent).items()}
     for r in range(ROUNDS):
         uploads = answers(record, r, ("model_parameters",), silent)
-        total = sum(counts[k] for k in uploads)
-        mean = {
-            n: sum(counts[k] / total * u[n].astype(np.float64) for k, u in uploads.items()).astype(np.float32)
-            for n in start
-        }
+        mean = weighted_mean(uploads, counts)
         equal_models(sent[r + 1], mean, f"the model after round {r}")
     return ROUNDS
 

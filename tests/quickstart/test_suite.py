@@ -21,8 +21,9 @@ from fdaudit.quickstart import suite
 from fdaudit.spec.schema import load_spec
 from fdaudit.testing.specs import small_spec
 
+from ..helpers.command import Cli
 from ..helpers.report_cases import Document
-from ..helpers.run_cases import cli, known, tree
+from ..helpers.run_cases import known, tree
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -218,10 +219,10 @@ def test_what_is_in_the_way_is_left_alone(what: str, resume: bool, tmp_path: Pat
 @pytest.mark.thorough
 @pytest.mark.usefixtures("small")
 def test_the_command_prints_each_run_s_outcome_and_then_a_line_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = cli(monkeypatch, capsys, "quickstart")
+    code, out, err = cli("quickstart")
     assert (code, err) == (0, "")
     *runs, table, page = out.strip().split("\n\n")
     for name, told in zip(("one", "other"), runs, strict=True):
@@ -240,8 +241,8 @@ def test_the_command_prints_each_run_s_outcome_and_then_a_line_a_run(
         assert f"{run['bytes']['total'] / 1e3:.1f} kB" in line
     levels = {o["goal"]: o["level"] for o in value["runs"][1]["outcomes"]}
     assert lines[2].split()[-3:] == [levels[goal] for goal in lines[0].split()[-3:]]
-    assert cli(monkeypatch, capsys, "quickstart")[0] == 2
-    code, out, _ = cli(monkeypatch, capsys, "quickstart", "--resume", "--json")
+    assert cli("quickstart")[0] == 2
+    code, out, _ = cli("quickstart", "--resume", "--json")
     said = json.loads(out)
     assert (code, said["page"], said["comparison"]) == (
         0,
@@ -252,13 +253,13 @@ def test_the_command_prints_each_run_s_outcome_and_then_a_line_a_run(
         "audit/one/report/index.html",
         "audit/other/report/index.html",
     ]
-    assert cli(monkeypatch, capsys, "verify", "audit/one")[0] == 0, "other commands take a run of it"
+    assert cli("verify", "audit/one")[0] == 0, "other commands take a run of it"
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.usefixtures("attacks_here")
 def test_a_failed_cell_of_any_run_ends_with_1_under_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     from fdaudit.attacks.loss_threshold import LossThreshold
 
@@ -266,7 +267,7 @@ def test_a_failed_cell_of_any_run_ends_with_1_under_its_name(
         raise RuntimeError("no")
 
     monkeypatch.setattr(LossThreshold, "run", broken)
-    code, _, err = cli(monkeypatch, capsys, "quickstart", "--out", tmp_path / "audit")
+    code, _, err = cli("quickstart", "--out", tmp_path / "audit")
     assert code == 1
     said = err.splitlines()[0]
     assert said.startswith("fdaudit: other: cell server/loss-threshold failed: RuntimeError: no (")

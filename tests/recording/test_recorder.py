@@ -29,6 +29,7 @@ from fdaudit.transcript.messages import GENESIS, Message
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import LOG, Transcript, read_messages, verify_transcript
 
+from ..helpers.refusals import refused
 from ..helpers.transcript_cases import SECRET, named, same
 from ..helpers.transcript_cases import message as drafted
 
@@ -446,8 +447,7 @@ def test_an_error_names_field_value_and_remedy() -> None:
 
 def test_a_message_needs_an_open_round(tmp_path: Path) -> None:
     with Recorder(tmp_path / "r", PARTIES) as record:
-        with pytest.raises(RecordError, match=r"round: None is open\. Call round\(0\)"):
-            record.send(**args())
+        refused(lambda: record.send(**args()), "round", said="None is open. Call round(0)", kind=RecordError)
         record.round(0)
         record.send(**args())
 
@@ -464,8 +464,7 @@ def test_what_is_no_round_is_refused(t: Any, tmp_path: Path) -> None:
 def test_rounds_never_go_back(tmp_path: Path) -> None:
     with Recorder(tmp_path / "r", PARTIES) as record:
         record.round(3)
-        with pytest.raises(RecordError, match=r"t: 2 lies before round 3"):
-            record.round(2)
+        refused(lambda: record.round(2), "t", said="2 lies before round 3", kind=RecordError)
         record.round(3)
         record.round(np.int64(999_999))
     assert state(tmp_path / "r")["rounds"] == 2
@@ -511,8 +510,7 @@ def test_truth_needs_its_directory(tmp_path: Path) -> None:
         record.round(0)
         with pytest.raises(RecordError, match=r"truth: None leaves no place for records.*truth='TRUTH'"):
             record.send(**args(records=[1]))
-        with pytest.raises(RecordError, match=r"truth: None leaves no place for sites"):
-            record.sites({})
+        refused(lambda: record.sites({}), "truth", said="None leaves no place for sites", kind=RecordError)
 
 
 @pytest.mark.parametrize("sites", [{"client/7": "a"}, {"client/0": None}, {"client/0": ["a"]}, {0: "a"}])
@@ -567,8 +565,7 @@ def test_a_closed_recorder_records_nothing(tmp_path: Path) -> None:
     with Recorder(tmp_path / "r", PARTIES) as record:
         record.round(0)
     for act in (lambda: record.send(**args()), lambda: record.round(1), lambda: record.sites({})):
-        with pytest.raises(RecordError, match=r"recorder: .* is closed\. Begin a record in a new directory"):
-            act()
+        refused(act, "recorder", said="is closed. Begin a record in a new directory", kind=RecordError)
 
 
 # -- the file alone --------------------------------------------------------------------------------------------

@@ -32,8 +32,9 @@ from fdaudit.storage.timings import note_time
 from fdaudit.testing.specs import small_spec
 from fdaudit.types import Figure
 
+from ..helpers.command import Cli
 from ..helpers.report_cases import FIXTURES, load
-from ..helpers.run_cases import cli, known
+from ..helpers.run_cases import known
 
 GRADIENTS = small_spec(
     protocol={"name": "fedavg", "params": {"rounds": 2, "batch_size": 2, "upload": "gradient"}},
@@ -127,11 +128,9 @@ def test_the_printed_command_makes_the_same_figures(remedied: tuple[Run, Path], 
     assert again.result.cells == first.cells
 
 
-def test_the_command_prints_and_reports_what_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_and_reports_what_changed(tmp_path: Path, cli: Cli) -> None:
     run = api.run(GRADIENTS | {"adversaries": ["eavesdropper"]}, tmp_path / "run")
-    code, words, _ = cli(monkeypatch, capsys, "remedy", run.directory, "--budget", "10m")
+    code, words, _ = cli("remedy", run.directory, "--budget", "10m")
     assert code == 0
     assert "encrypted transport: Accuracy" in words
     assert "An eavesdropper on the network: PSNR gain over the prior " in words

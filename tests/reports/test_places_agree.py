@@ -353,41 +353,28 @@ def test_too_few_coins_are_inconclusive_and_say_so() -> None:
     assert "AUC 0.80" in enough.detectable
 
 
+def level_of(goal: str, *figures: dict[str, Any]) -> str:
+    """Return the level that a result of one cell gets."""
+    cell = {
+        "id": "server/a", "protocol": "p", "adversary": "server", "attack": "a", "goal": goal, "status": "run",
+        "source": "s", "figures": figures, "targets": [], "controls": {"positive": PASSED, "negative": PASSED},
+    }  # fmt: skip
+    (finding,) = judge_all(read(load() | {"cells": [cell], "gates": [], "checks": [], "family": None}))
+    return finding.level
+
+
 @pytest.mark.parametrize(
     ("high", "level"), [(1.0, "inconclusive"), (None, "inconclusive"), (0.7, "none-seen")]
 )
 def test_without_coins_a_baseline_must_be_beatable(high: float | None, level: str) -> None:
-    raw = load()
-    figures = [
-        {"name": "auc", "value": 0.5, "unit": "", "low": 0.2, "high": 0.8, "n": 2},
-        {
-            "name": "auc_blind",
-            "value": 0.5,
-            "unit": "",
-            "low": None if high is None else 0.0,
-            "high": high,
-            "n": 2,
-        },
-    ]
-    cell = {
-        "id": "server/a", "protocol": "p", "adversary": "server", "attack": "a", "goal": "membership", "status": "run",
-        "source": "s", "figures": figures, "targets": [], "controls": {"positive": PASSED, "negative": PASSED},
-    }  # fmt: skip
-    (finding,) = judge_all(read(raw | {"cells": [cell], "gates": [], "checks": [], "family": None}))
-    assert finding.level == level
+    low = None if high is None else 0.0
+    auc = {"name": "auc", "value": 0.5, "unit": "", "low": 0.2, "high": 0.8, "n": 2}
+    blind = {"name": "auc_blind", "value": 0.5, "unit": "", "low": low, "high": high, "n": 2}
+    assert level_of("membership", auc, blind) == level
 
 
 @pytest.mark.parametrize(("distance", "prior", "level"), [(0.0, 0.0, "inconclusive"), (0.0, 0.3, "leak")])
 def test_class_shares_that_the_prior_knows_are_no_leak(distance: float, prior: float, level: str) -> None:
-    raw = load()
-    figures = [
-        {"name": "label_tv", "value": distance, "unit": ""},
-        {"name": "label_tv_prior", "value": prior, "unit": ""},
-    ]
-    cell = {
-        "id": "server/a", "protocol": "p", "adversary": "server", "attack": "a", "goal": "label-distribution",
-        "status": "run", "source": "s", "figures": figures, "targets": [],
-        "controls": {"positive": PASSED, "negative": PASSED},
-    }  # fmt: skip
-    (finding,) = judge_all(read(raw | {"cells": [cell], "gates": [], "checks": [], "family": None}))
-    assert finding.level == level
+    measured = {"name": "label_tv", "value": distance, "unit": ""}
+    known = {"name": "label_tv_prior", "value": prior, "unit": ""}
+    assert level_of("label-distribution", measured, known) == level

@@ -19,6 +19,7 @@ from fdaudit.result import read
 
 from ..helpers.public_attacker import by_curve, by_regression, drawn, listed, marked, numbers_of
 from ..helpers.report_cases import FIXTURES, load
+from ..helpers.results import figures_of
 
 pytestmark = pytest.mark.usefixtures("forked_processes")
 
@@ -138,7 +139,7 @@ def leaking(raw: dict[str, Any], value: float) -> dict[str, Any]:
     """The fixture's result with another figure of its attack on membership, as other guesses would have it."""
     changed = copy.deepcopy(raw)
     cell = next(c for c in changed["cells"] if c["id"] == "world/loss-threshold")
-    auc = next(f for f in cell["figures"] if f["name"] == "auc")
+    auc = figures_of(cell)["auc"]
     auc["value"] = value
     auc["low"], auc["p"] = 0.6, 1e-9
     return changed

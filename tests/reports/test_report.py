@@ -26,6 +26,7 @@ from fdaudit.errors import UsageError
 from fdaudit.result import read
 
 from ..helpers.report_cases import FIXTURES, SECTIONS, TIMINGS, Document, load, minimal, numbers
+from ..helpers.results import figures_of
 
 HOSTILE = (
     "<script>document.title='owned'</script>",
@@ -106,7 +107,7 @@ def test_measured_values_are_on_the_page_and_in_its_sentences(page: str) -> None
             for image in target["images"] or []:
                 assert {image["psnr"], image["prior_psnr"]} <= marked
     assert {row["figure"]["value"] for row in raw["utility"]["final"]} <= marked
-    gain = next(f for f in load()["cells"][0]["figures"] if f["name"] == "psnr_gain")
+    gain = figures_of(load()["cells"][0])["psnr_gain"]
     said = f"{amount(gain['value'], 'dB')} [{amount(gain['low'], 'dB')}, {amount(gain['high'], 'dB')}]"
     assert said in Document(page).sections["summary"]
 

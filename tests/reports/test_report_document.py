@@ -19,6 +19,7 @@ from fdaudit.result.run_card import Departure
 
 from ..helpers.docs_pages import page
 from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load, minimal, numbers
+from ..helpers.results import values_of
 
 
 def as_json(raw: dict[str, Any], *, public: bool = False) -> dict[str, Any]:
@@ -91,11 +92,11 @@ def test_a_line_s_figures_are_the_cell_s_own() -> None:
     raw = load()
     for line in matrix_of(read(raw)):
         (cell,) = [c for c in raw["cells"] if c["id"] == line.finding.cell.id]
-        by_name = {f["name"]: f["value"] for f in cell["figures"]}
+        by_name = values_of(cell)
         assert line.mean is not None
         assert line.mean.value == by_name[line.figure]
         (worst,) = [t for t in cell["targets"] if t["target"] == line.finding.worst.target]
-        assert line.worst.value == {f["name"]: f["value"] for f in worst["figures"]}[line.figure]
+        assert line.worst.value == values_of(worst)[line.figure]
         if cell["goal"] == "membership":
             assert (line.figure, line.baseline) == ("auc", 0.5)
         else:

@@ -20,6 +20,7 @@ from fdaudit.scoring.scoring import kept_scores
 from fdaudit.testing.specs import small_spec
 
 from ..helpers.report_cases import Document
+from ..helpers.results import cell_of
 from ..helpers.run_cases import cli, tree
 from .check_cases import audited, without_noise
 
@@ -37,8 +38,10 @@ def ledger(epsilon: float = 2.0, **changes: Any) -> Ledger:
     return Ledger(**{**stated, "epsilon": epsilon, **changes})
 
 
-def shown(bound: float, power: float = 3.0) -> Evidence:
-    return Evidence(attack="a", on="canaries", design="coin-flips", coins=500, bound=bound, power=power)
+def shown(bound: float, power: float = 3.0, **more: float) -> Evidence:
+    return Evidence(
+        attack="a", on="canaries", design="coin-flips", coins=500, bound=bound, power=power, **more
+    )
 
 
 def test_bounds_contradict_claims_above_them_alone() -> None:
@@ -64,17 +67,7 @@ def test_a_claim_that_no_attack_could_contradict_is_inconclusive_and_says_what_w
 
 
 def test_a_claim_of_mu_falls_by_the_test_of_gaussian_dp_and_a_claim_of_epsilon_alone_does_not() -> None:
-    seen = Evidence(
-        attack="a",
-        on="canaries",
-        design="coin-flips",
-        coins=500,
-        bound=1.0,
-        power=3.0,
-        mu=0.9,
-        mu_power=1.5,
-        gaussian=3.9,
-    )
+    seen = shown(1.0, mu=0.9, mu_power=1.5, gaussian=3.9)
     found = judge(ledger(2.0, gdp=0.5), [seen], 0.95)
     assert (found.verdict, found.mu, found.gdp) == ("contradicted", 0.9, 0.5)
     assert "μ of Gaussian DP of at least 0.9, more than the 0.5 claimed" in found.reason
@@ -84,23 +77,12 @@ def test_a_claim_of_mu_falls_by_the_test_of_gaussian_dp_and_a_claim_of_epsilon_a
 
 
 def test_a_claim_that_one_of_the_two_tests_could_have_contradicted_is_no_longer_inconclusive() -> None:
-    def seen(mu_power: float) -> Evidence:
-        return Evidence(
-            attack="a",
-            on="canaries",
-            design="coin-flips",
-            coins=500,
-            bound=1.0,
-            power=3.0,
-            mu=0.2,
-            mu_power=mu_power,
-        )
-
-    assert judge(ledger(4.0, gdp=1.0), [seen(1.0)], 0.95).verdict == "inconclusive"
-    found = judge(ledger(4.0, gdp=1.0), [seen(1.2)], 0.95)
+    enough = shown(1.0, mu=0.2, mu_power=1.2)
+    assert judge(ledger(4.0, gdp=1.0), [shown(1.0, mu=0.2, mu_power=1.0)], 0.95).verdict == "inconclusive"
+    found = judge(ledger(4.0, gdp=1.0), [enough], 0.95)
     assert found.verdict == "consistent"
     assert "a perfect attack could have shown μ of up to 1.2, and 1 is claimed" in found.reason
-    assert judge(ledger(4.0), [seen(1.2)], 0.95).verdict == "inconclusive"
+    assert judge(ledger(4.0), [enough], 0.95).verdict == "inconclusive"
 
 
 # -- whole runs -----------------------------------------------------------------------------------------------------
@@ -219,7 +201,7 @@ def test_an_infinite_epsilon_has_nothing_to_check_and_canaries_are_scored_all_th
     )
     run = fdaudit.run(asked, tmp_path / "run")
     assert {c["verdict"] for c in run.result.plain()["checks"]} == {"nothing-claimed"}
-    (cell,) = [c for c in run.result.plain()["cells"] if c["attack"] == "loss-threshold"]
+    cell = cell_of(run, "loss-threshold")
     assert cell["canaries"] == {"queries": None, "reason": ""}
 
 
@@ -231,7 +213,7 @@ def test_what_was_asked_about_canaries_is_logged(tmp_path: Path) -> None:
         protocol={"name": "fedavg", "params": {"rounds": 1, "local_steps": 1}},
     )
     run = fdaudit.run(asked, tmp_path / "run")
-    (cell,) = [c for c in run.result.plain()["cells"] if c["attack"] == "loss-threshold"]
+    cell = cell_of(run, "loss-threshold")
     assert cell["canaries"]["queries"]["spent"] == 20
     assert (run.directory / "attacks" / "world-loss-threshold-canaries" / "queries.jsonl").is_file()
 
@@ -244,7 +226,7 @@ def test_too_small_a_budget_leaves_canaries_unscored_with_a_reason(tmp_path: Pat
         protocol={"name": "fedavg", "params": {"rounds": 1, "local_steps": 1}},
     )
     run = fdaudit.run(asked, tmp_path / "run")
-    (cell,) = [c for c in run.result.plain()["cells"] if c["attack"] == "loss-threshold"]
+    cell = cell_of(run, "loss-threshold")
     assert cell["status"] != "failed"
     assert cell["canaries"]["reason"] == "needs 500 queries, the budget allows 30"
     assert [e["on"] for e in check(run, "world")["evidence"]] == ["candidates"]

@@ -147,24 +147,23 @@ def rounding():
 
 
 @pytest.mark.parametrize(
-    ("device", "precision", "rounds"),
-    [("cuda", "float32", False), ("cuda", "tf32", True), ("cuda:1", "bfloat16", False)],
+    ("device", "precision", "before", "after"),
+    [
+        ("cuda", "float32", True, False),
+        ("cuda", "tf32", False, True),
+        ("cuda:1", "bfloat16", True, False),
+        ("cpu", "float32", False, False),
+        ("cpu", "float32", True, True),
+    ],
 )
-def test_cuda_rounds_to_tf32_only_where_asked_for(monkeypatch, rounding, device, precision, rounds):
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    for switch in rounding:
-        switch.allow_tf32 = not rounds
-    Execution.resolve(device=device, precision=precision, convolutions=False).begin()
-    assert [switch.allow_tf32 for switch in rounding] == [rounds, rounds]
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_a_run_on_the_cpu_leaves_the_rounding_of_cuda_alone(monkeypatch, rounding, before):
+def test_cuda_rounds_to_tf32_only_where_asked_for_and_the_cpu_leaves_that_alone(
+    monkeypatch, rounding, device, precision, before, after
+):
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     for switch in rounding:
         switch.allow_tf32 = before
-    Execution.resolve(device="cpu", convolutions=False).begin()
-    assert [switch.allow_tf32 for switch in rounding] == [before, before]
+    Execution.resolve(device=device, precision=precision, convolutions=False).begin()
+    assert [switch.allow_tf32 for switch in rounding] == [after, after]
 
 
 def test_what_cannot_be_compiled_goes_on_without_and_says_so(monkeypatch):

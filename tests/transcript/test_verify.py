@@ -17,7 +17,8 @@ from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.manifest import read_manifest, verify, write_manifest
 from fdaudit.transcript.transcript import verify_transcript
 
-from ..helpers.run_cases import cli, finished
+from ..helpers.command import Cli
+from ..helpers.run_cases import finished
 
 LOG = "transcript/messages.jsonl"
 
@@ -154,10 +155,8 @@ def test_swapping_any_two_lines_is_found(damaged: Path) -> None:
 
 
 def test_a_line_of_another_run_is_found(damaged: Path, tmp_path: Path) -> None:
-    whole, foreign = (
-        lines(damaged),
-        lines(finished(tmp_path / "other", model__params={"widths": [1]}, seed=8)),
-    )
+    whole = lines(damaged)
+    foreign = lines(finished(tmp_path / "other", model__params={"widths": [1]}, seed=8))
     for k in range(len(whole)):
         rewrite(damaged, [*whole[:k], foreign[k], *whole[k + 1 :]])
         assert names(verify(damaged), LOG), k
@@ -343,17 +342,15 @@ def test_a_run_that_kept_digests_is_intact_and_covered(record: object, tmp_path:
 # -- through the commands -------------------------------------------------------------------------------------
 
 
-def test_the_command_says_what_is_wrong_and_ends_with_3(
-    damaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = cli(monkeypatch, capsys, "verify", damaged)
+def test_the_command_says_what_is_wrong_and_ends_with_3(damaged: Path, cli: Cli) -> None:
+    code, out, err = cli("verify", damaged)
     assert (code, err) == (0, "")
     assert out.startswith("intact")
 
     path = payloads(damaged)[1]
     path.write_bytes(path.read_bytes()[:-1] + b"\x55")
     (damaged / "transcript" / "payloads" / "\x1b[31mred\n").write_bytes(b"")
-    code, out, err = cli(monkeypatch, capsys, "verify", damaged)
+    code, out, err = cli("verify", damaged)
     assert (code, out) == (3, "")
     assert path.name in err
     assert "\\x1b[31mred\\n" in err
@@ -361,7 +358,7 @@ def test_the_command_says_what_is_wrong_and_ends_with_3(
     assert all(line.startswith("fdaudit: ") for line in err.splitlines())
     assert len(err.splitlines()) == len(verify(damaged)) == 2
 
-    code, out, err = cli(monkeypatch, capsys, "verify", damaged, "--json")
+    code, out, err = cli("verify", damaged, "--json")
     assert (code, err) == (3, "")
     assert json.loads(out) == {"run": str(damaged), "intact": False, "findings": verify(damaged)}
 
@@ -369,11 +366,9 @@ def test_the_command_says_what_is_wrong_and_ends_with_3(
 @pytest.mark.parametrize(
     "name", ["manifest.json", LOG, "spec.yaml", "transcript/payloads/round-000000.shard"]
 )
-def test_the_command_names_what_is_missing_and_ends_with_3(
-    name: str, damaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_names_what_is_missing_and_ends_with_3(name: str, damaged: Path, cli: Cli) -> None:
     (damaged / name).unlink()
-    code, out, err = cli(monkeypatch, capsys, "verify", damaged)
+    code, out, err = cli("verify", damaged)
     assert (code, out) == (3, "")
     assert name.removeprefix("transcript/") in err
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdaudit.errors import SpecError
 from fdaudit.models import Architecture, architecture
 from fdaudit.result import Noticed
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.twin.detectors import DETECTORS, ReceivedMessage
 from fdaudit.twin.notice import _judged, refuse_unknown_detectors
+
+from ..helpers.refusals import refused
 
 
 def measured(name: str, tensors: dict[str, Tensor], **seen: Any) -> float | None:
@@ -166,6 +167,4 @@ def test_an_unknown_detector_of_a_card_is_refused() -> None:
         spec=SimpleNamespace(deviations=[SimpleNamespace(party="server", name="mine")]),
         deviants={"server": SimpleNamespace(deviation=SimpleNamespace(card=card))},
     )
-    with pytest.raises(SpecError, match="equal-rows") as refused:
-        refuse_unknown_detectors(case)
-    assert refused.value.field == "deviations.0.name"
+    refused(lambda: refuse_unknown_detectors(case), "deviations.0.name", said="equal-rows")

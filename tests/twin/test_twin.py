@@ -31,7 +31,8 @@ from fdaudit.twin import make_twin
 from fdaudit.twin.gains import _verdict
 from fdaudit.types import Figure
 
-from ..helpers.run_cases import cli, tree, write_spec
+from ..helpers.command import Cli
+from ..helpers.run_cases import tree, write_spec
 
 ACTIVE = small_spec(
     protocol={"name": "fedavg", "params": {"rounds": 9, "batch_size": 4, "upload": "gradient"}},
@@ -135,11 +136,9 @@ def test_the_printed_command_makes_the_same_twin(pair: tuple[Run, Run], tmp_path
 # -- what is shown ---------------------------------------------------------------------------------------------
 
 
-def test_page_console_and_json_show_both(
-    pair: tuple[Run, Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_page_console_and_json_show_both(pair: tuple[Run, Run], cli: Cli) -> None:
     run, honest = pair
-    code, words, _ = cli(monkeypatch, capsys, "twin", run.directory, "--out", honest.directory)
+    code, words, _ = cli("twin", run.directory, "--out", honest.directory)
     assert code == 0
     assert "Beside the honest twin, the same records without the deviation, " in words
     assert "`equal-rows` notices 1 of 1 crafted messages, with false alarms on 0 of 5 honest ones" in words
@@ -151,7 +150,7 @@ def test_page_console_and_json_show_both(
         assert row.active in page
     told = json.loads(run.page.with_suffix(".json").read_text(encoding="utf-8"))["result"]["twin"]
     assert told == twin_of(run).plain()
-    code, words, _ = cli(monkeypatch, capsys, "twin", run.directory, "--out", honest.directory, "--json")
+    code, words, _ = cli("twin", run.directory, "--out", honest.directory, "--json")
     assert (code, json.loads(words)) == (0, told)
 
 
@@ -273,17 +272,15 @@ def test_a_detector_is_told_with_its_false_alarms_or_with_the_reason_why_it_has_
 # -- what is refused, and what an interrupt leaves ---------------------------------------------------------------
 
 
-def test_a_run_without_deviations_is_refused(
-    pair: tuple[Run, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_deviations_is_refused(pair: tuple[Run, Run], tmp_path: Path, cli: Cli) -> None:
     before = tree(pair[1].directory)
-    code, out, told = cli(monkeypatch, capsys, "twin", pair[1].directory, "--out", tmp_path / "twin")
+    code, out, told = cli("twin", pair[1].directory, "--out", tmp_path / "twin")
     assert (code, out) == (2, "")
     assert "has no deviations: it would be its own honest twin" in told
     assert len(told.strip().splitlines()) == 1
     assert tree(pair[1].directory) == before
     spec = write_spec(tmp_path / "spec.yaml", small_spec())
-    code, _, told = cli(monkeypatch, capsys, "run", spec, "--out", tmp_path / "run", "--twin")
+    code, _, told = cli("run", spec, "--out", tmp_path / "run", "--twin")
     assert code == 2
     assert "has no deviations" in told
     assert not (tmp_path / "run").exists()
@@ -342,11 +339,9 @@ def test_a_run_may_be_given_as_the_current_directory(tmp_path: Path, monkeypatch
     assert _beside(Run(Path("..")), "twin") == tmp_path / "run-twin"
 
 
-def test_run_makes_the_twin_with_the_flag(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_makes_the_twin_with_the_flag(tmp_path: Path, cli: Cli) -> None:
     spec = write_spec(tmp_path / "spec.yaml", ACTIVE | {"attacks": []})
-    code, words, _ = cli(monkeypatch, capsys, "run", spec, "--out", tmp_path / "run", "--twin")
+    code, words, _ = cli("run", spec, "--out", tmp_path / "run", "--twin")
     assert code == 0
     assert "Neither this run nor its honest twin has an answer to compare." in words
     assert load_spec(tmp_path / "run-twin" / "spec.yaml").deviations == ()

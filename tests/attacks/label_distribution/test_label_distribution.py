@@ -30,7 +30,8 @@ from fdaudit.spec.schema import load_spec
 from fdaudit.types import Applicability, Figure
 
 from ...helpers.doubles import SEED, NoSettings
-from ...helpers.run_cases import known
+from ...helpers.results import cell_of, values_of
+from ...helpers.run_cases import known, three_clients
 
 pytestmark = pytest.mark.thorough
 
@@ -39,27 +40,24 @@ NAMES = ("label-answers", "label-counts", "label-declined", "label-updates")
 
 def spec(protocol: str, params: dict[str, Any], *names: str, **changes: Any) -> dict[str, Any]:
     """Ten clients on digits, uneven by Dirichlet 1.0, all of them victims."""
-    return {
+    own = {
         "seed": SEED,
-        "profile": "quick",
-        "device": "cpu",
-        "threads": 1,
         "clients": 10,
         "victims": 10,
+        "dataset": {"name": "digits"},
         "partition": {"name": "dirichlet", "alpha": 1.0},
         "model": {"name": "mlp", "params": {"widths": [64]}},
         "protocol": {"name": protocol, "params": params},
-        "references": [],
         "adversaries": ["server"],
         "attacks": [{"name": n} for n in names],
-        **changes,
     }
+    return three_clients(**own | changes)
 
 
 def figures(run: Run, cell: str) -> dict[str, float]:
-    found = next(c for c in run.result.plain()["cells"] if c["id"] == cell)
+    found = cell_of(run, cell)
     assert found["status"] == "run", found["reason"]
-    return {f["name"]: f["value"] for f in found["figures"]}
+    return values_of(found)
 
 
 def uniform_kl(run: Run) -> float:
@@ -102,7 +100,7 @@ def test_the_figures_stand_beside_the_worst_client_and_the_prior(fedkd):
     found = figures(fedkd, "aggregator/label-counts")
     for name in ("label_kl", "label_tv", "label_chebyshev"):
         assert {f"{name}_mean", f"{name}_worst", f"{name}_prior_mean"} <= set(found)
-    cell = next(c for c in fedkd.result.plain()["cells"] if c["id"] == "aggregator/label-counts")
+    cell = cell_of(fedkd, "aggregator/label-counts")
     assert [t["target"] for t in cell["targets"]] == [f"client/{k}" for k in range(10)]
     for target in cell["targets"]:
         assert target["shares"]["guess"] == target["shares"]["truth"]
@@ -125,11 +123,7 @@ def test_the_page_shows_true_and_guessed_shares(fedkd):
 def test_withheld_counts_leave_nothing_to_read(tmp_path):
     quick = {"local_epochs": 1, "distill_rounds": 1, "distill_steps": 1, "weights": "uniform"}
     wanted = spec("fedkd", quick, "label-counts", adversaries=["eavesdropper"], clients=3, victims=3)
-    (cell,) = [
-        c
-        for c in fdaudit.run(wanted, tmp_path / "run").result.plain()["cells"]
-        if c["attack"] == "label-counts"
-    ]
+    cell = cell_of(fdaudit.run(wanted, tmp_path / "run"), "label-counts")
     assert cell["status"] == "not-applicable"
     assert cell["reason"] == "no class_counts or private_labels of a victim in view"
 
@@ -160,11 +154,7 @@ def test_what_selective_fd_declines_tells_more_than_the_prior(tmp_path):
 
 def test_a_digest_cannot_be_read(tmp_path):
     wanted = spec("fedavg", {"rounds": 1}, "label-updates", record="digest", clients=2, victims=1)
-    (cell,) = [
-        c
-        for c in fdaudit.run(wanted, tmp_path / "run").result.plain()["cells"]
-        if c["attack"] == "label-updates"
-    ]
+    cell = cell_of(fdaudit.run(wanted, tmp_path / "run"), "label-updates")
     assert cell["reason"] == "what the victims sent was recorded as digests only"
 
 

@@ -23,6 +23,8 @@ from fdaudit.training.class_means import mean_by_class, predictions
 from fdaudit.types import AttackTask
 
 from ...helpers.doubles import SEED
+from ...helpers.results import cell_of
+from ...helpers.run_cases import three_clients
 from ..membership import membership_cases as cases
 
 CLASSES = cases.CLASSES
@@ -30,27 +32,23 @@ CLASSES = cases.CLASSES
 
 def spec(protocol: str, **params: Any) -> dict[str, Any]:
     """Five clients on digits with five classes each, as in the quickstart."""
-    return {
-        "seed": SEED,
-        "profile": "quick",
-        "device": "cpu",
-        "threads": 1,
-        "clients": 5,
-        "victims": 5,
-        "dataset": {"name": "digits", "limit": 1000},
-        "splits": {"test": 0.25, "proxy": 0.35, "auxiliary": 0.1},
-        "partition": {"name": "by-class", "classes_per_client": 5},
-        "model": {"name": "mlp", "params": {"widths": [32]}},
-        "protocol": {"name": protocol, "params": {"rounds": 8, "local_epochs": 5, **params}},
-        "references": [],
-        "adversaries": ["server"],
-        "attacks": [{"name": "label-presence"}],
-    }
+    return three_clients(
+        seed=SEED,
+        clients=5,
+        victims=5,
+        dataset={"name": "digits", "limit": 1000},
+        splits={"test": 0.25, "proxy": 0.35, "auxiliary": 0.1},
+        partition={"name": "by-class", "classes_per_client": 5},
+        model={"name": "mlp", "params": {"widths": [32]}},
+        protocol={"name": protocol, "params": {"rounds": 8, "local_epochs": 5, **params}},
+        adversaries=["server"],
+        attacks=[{"name": "label-presence"}],
+    )
 
 
 def sets(run: Run) -> list[tuple[set[int], set[int]]]:
     """Return the true and the guessed classes of each victim."""
-    (cell,) = (c for c in run.result.plain()["cells"] if c["attack"] == "label-presence")
+    cell = cell_of(run, "label-presence")
     assert cell["status"] == "run", cell["reason"]
     shares = [target["shares"] for target in cell["targets"]]
     return [tuple({c for c, v in enumerate(s[part]) if v > 0} for part in ("truth", "guess")) for s in shares]

@@ -18,6 +18,7 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import DatasetSpec, PartitionSpec, SplitSpec, load_spec
 
 from ...helpers.doubles import SEED, spec
+from ...helpers.results import figures_of
 from ...helpers.run_cases import known, stream
 
 pytestmark = pytest.mark.thorough
@@ -89,7 +90,7 @@ def attacked(run, data, lr, seed=SEED):
 
 
 def figure(cell, name):
-    return next(f for f in cell["figures"] if f["name"] == name)
+    return figures_of(cell)[name]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_a_run_overfit_by_construction_leaks_membership_to_the_world(overfit):
     assert figure(cell, "auc")["value"] >= 0.75
     assert figure(cell, "auc")["low"] > 0.5
     for target in cell["targets"]:
-        (auc,) = (f for f in target["figures"] if f["name"] == "auc")
+        auc = figures_of(target)["auc"]
         assert auc["value"] >= 0.75
 
 

@@ -103,6 +103,15 @@ def test_what_is_missing_is_said(tmp_path, federation, cls, clients, changes, re
 # -- the discriminator --------------------------------------------------------------------------------------------
 
 
+def discriminator_guess(folder, messages, x, y):
+    """Return the guess about candidates `x` with classes `y` from these messages."""
+    with view(folder, messages) as seen:
+        runner = attack(DiscriminatorScore)
+        assert runner.applicable(seen, knowledge(x, y), task(x, y))
+        (guess,) = runner.run(seen, knowledge(x, y), task(x, y), gen())
+    return guess
+
+
 def test_the_discriminator_scores_a_candidate_by_its_own_logit(tmp_path):
     x, y = records(20)
     made = network()
@@ -113,10 +122,7 @@ def test_the_discriminator_scores_a_candidate_by_its_own_logit(tmp_path):
         ("client/0", "server", "discriminator_parameters", {"weight": weight, "bias": bias}, 2),
         ("server", "client/0", "model_parameters", parameters_of(made.build(gen(9))), 2),
     ]
-    with view(tmp_path / "t", messages) as seen:
-        runner = attack(DiscriminatorScore)
-        assert runner.applicable(seen, knowledge(x, y), task(x, y))
-        (guess,) = runner.run(seen, knowledge(x, y), task(x, y), gen())
+    guess = discriminator_guess(tmp_path / "t", messages, x, y)
     plain = F.linear(module.eval().features(x), weight, bias)[:, 0]
     assert torch.allclose(guess.scores, plain.double(), atol=1e-6)
 
@@ -129,10 +135,7 @@ def test_a_discriminator_with_an_extractor_of_its_own_scores_through_it(tmp_path
         ("client/0", "server", "model_parameters", parameters_of(classifier), 2),
         ("client/0", "server", "discriminator_parameters", parameters_of(D), 2),
     ]
-    with view(tmp_path / "t", messages) as seen:
-        runner = attack(DiscriminatorScore)
-        assert runner.applicable(seen, knowledge(x, y), task(x, y))
-        (guess,) = runner.run(seen, knowledge(x, y), task(x, y), gen())
+    guess = discriminator_guess(tmp_path / "t", messages, x, y)
     assert torch.allclose(guess.scores, D.eval()(x)[:, 0].double(), atol=1e-6)
 
 

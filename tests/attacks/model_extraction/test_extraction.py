@@ -29,6 +29,8 @@ from fdaudit.testing.specs import small_spec
 from fdaudit.training.trainer import parameters_of
 from fdaudit.types import AttackTask, Figure
 
+from ...helpers.results import cell_of, figures_of
+
 SOFT, HARD = {"name": "extraction-soft"}, {"name": "extraction-hard"}
 
 
@@ -60,13 +62,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
     return distilled(tmp_path_factory.mktemp("extraction") / "run")
 
 
-def cell(run: fdaudit.Run, name: str) -> dict[str, Any]:
-    (found,) = [c for c in run.result.plain()["cells"] if c["id"] == name]
-    return dict(found)
-
-
 def figures(target: dict[str, Any]) -> dict[str, Any]:
-    return {f["name"]: f for f in target["figures"]}
+    return figures_of(target)
 
 
 # -- whole runs -----------------------------------------------------------------------------------------------------
@@ -74,7 +71,7 @@ def figures(target: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.thorough
 def test_answers_on_public_samples_give_a_copy_that_agrees_with_the_victims_model(run: fdaudit.Run) -> None:
-    found = cell(run, "aggregator/extraction-soft")
+    found = cell_of(run, "aggregator/extraction-soft")
     assert (found["status"], found["reason"]) == ("run", "")
     assert found["goal"] == "model-extraction"
     (target,) = found["targets"]
@@ -86,7 +83,7 @@ def test_answers_on_public_samples_give_a_copy_that_agrees_with_the_victims_mode
 
 
 def test_both_controls_pass_and_the_negative_one_gains_nothing(run: fdaudit.Run) -> None:
-    controls = cell(run, "aggregator/extraction-soft")["controls"]
+    controls = cell_of(run, "aggregator/extraction-soft")["controls"]
     assert controls["positive"]["passed"]
     assert controls["negative"]["passed"]
     assert figures(controls["positive"])["agreement_gain"]["value"] > 0.3
@@ -94,8 +91,8 @@ def test_both_controls_pass_and_the_negative_one_gains_nothing(run: fdaudit.Run)
 
 
 def test_what_an_adversary_cannot_hear_it_cannot_copy(run: fdaudit.Run) -> None:
-    assert "no hard_labels of a victim in view" in cell(run, "aggregator/extraction-hard")["reason"]
-    assert "no logits or soft_labels of a victim" in cell(run, "client/0/extraction-soft")["reason"]
+    assert "no hard_labels of a victim in view" in cell_of(run, "aggregator/extraction-hard")["reason"]
+    assert "no logits or soft_labels of a victim" in cell_of(run, "client/0/extraction-soft")["reason"]
 
 
 def test_the_report_calls_it_a_leak(run: fdaudit.Run) -> None:
@@ -126,7 +123,7 @@ def test_clients_that_a_server_may_ask_are_copied_by_asking(
         adversaries=["server"],
         attacks=[{**attack, "params": {"steps": 800}}],
     )
-    found = cell(run, f"server/{attack['name']}")
+    found = cell_of(run, f"server/{attack['name']}")
     assert found["status"] == "run", found["reason"]
     (target,) = found["targets"]
     assert target["target"] == "client/0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,30 @@ def known(**more: object) -> Knowledge:
 
 def weights(seed: int = 0) -> Parameters:
     return parameters_of(NETWORK.build(g(seed)))
+
+
+def run_asking(
+    attack: Any, answers: str, budget: int, models: tuple[str, ...] = ()
+) -> tuple[Any, dict[Any, int]]:
+    """Run an attack on an oracle.
+
+    Returns:
+        Its guesses, or why it does not apply; and how many samples each model was asked.
+    """
+    trainer, spent = known().train, dict[Any, int]()
+    oracle = Oracle(answers, budget, models)
+    task = AttackTask(targets=("client/0", "client/1"), oracle=oracle)
+
+    def reply(x: Tensor, of: str | None) -> Tensor:
+        assert 0 <= x.min() <= x.max() <= 1
+        assert x.shape[1:] == SHAPE
+        spent[of] = spent.get(of, 0) + len(x)
+        return answer(answers, trainer.predict(weights(len(str(of))), x))
+
+    verdict = attack.applicable(view(), known(), task)
+    if not verdict:
+        return verdict.reason, spent
+    return serve(lambda: attack.run(view(), known(), task, g()), oracle, reply), spent
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from fdaudit.attacks.model_inversion.brep_mi import BREPMI, BREPMIConfig
@@ -12,7 +14,6 @@ from fdaudit.attacks.model_inversion.plg_mi import _PseudoLabelSearch as Pseudol
 from fdaudit.attacks.model_inversion.priors import augmented
 from torch import Tensor, nn
 
-from fdaudit.adversary.oracle import Oracle, answer, serve
 from fdaudit.data.named import read_digits
 from fdaudit.errors import SpecError
 from fdaudit.models.generative import build_projection_discriminator
@@ -20,7 +21,7 @@ from fdaudit.spec.schema import ModelSpec
 from fdaudit.training.trainer import parameters_of
 from fdaudit.types import AttackTask
 
-from .inversion_cases import SHAPE, Withheld, g, known, view, weights
+from .inversion_cases import SHAPE, Withheld, g, known, run_asking, view, weights
 
 CPU = torch.device("cpu")
 PLG = PLGMI(
@@ -209,26 +210,8 @@ def test_plg_mi_reasons_for_not_applying() -> None:
         PLG.run(view(), known(), task, g())
 
 
-def repelled(budget: int, models: tuple[str, ...] = ()):
-    """BREP-MI's guesses through an oracle, and how many samples each model was asked; or why it does not apply."""
-    trainer, spent = known().train, {}
-    oracle = Oracle("hard", budget, models)
-    task = AttackTask(targets=("client/0", "client/1"), oracle=oracle)
-
-    def reply(x: Tensor, of: str | None) -> Tensor:
-        assert 0 <= x.min() <= x.max() <= 1
-        assert x.shape[1:] == SHAPE
-        spent[of] = spent.get(of, 0) + len(x)
-        return answer("hard", trainer.predict(weights(len(str(of))), x))
-
-    verdict = BREP.applicable(view(), known(), task)
-    if not verdict:
-        return verdict.reason, spent
-    return serve(lambda: BREP.run(view(), known(), task, g()), oracle, reply), spent
-
-
 def test_brep_mi_asks_a_released_model_once_for_all_victims() -> None:
-    guesses, spent = repelled(1000)
+    guesses, spent = run_asking(BREP, "hard", 1000)
     assert 200 - 3 * 4 < spent[None] <= 200  # `queries`, less than one step short of it
     assert [guess.target for guess in guesses] == ["client/0", "client/1"]
     assert torch.equal(guesses[0].images, guesses[1].images)
@@ -240,10 +223,10 @@ def test_brep_mi_asks_a_released_model_once_for_all_victims() -> None:
 
 
 def test_brep_mi_spreads_its_budget_and_refuses_one_that_is_too_small() -> None:
-    _, spent = repelled(150, ("client/0", "client/1"))
+    _, spent = run_asking(BREP, "hard", 150, ("client/0", "client/1"))
     assert set(spent) == {"client/0", "client/1"}
     assert all(60 <= n <= 75 for n in spent.values())
-    reason, spent = repelled(119, ("client/0", "client/1"))
+    reason, spent = run_asking(BREP, "hard", 119, ("client/0", "client/1"))
     assert reason == "needs 60 queries for each of 2 models, the budget allows 59"
     assert spent == {}
 
@@ -262,16 +245,11 @@ def test_brep_mi_reasons_for_not_applying() -> None:
 
 
 @pytest.mark.thorough
-def test_plg_mi_shows_digits_that_only_the_model_has_seen(digits: Withheld) -> None:
-    attack = PLGMI(PLGMIConfig(**PLGMI.card.profiles["quick"]))
-    assert digits.accuracy(attack) >= 0.8
+@pytest.mark.parametrize(("cls", "oracle", "least"), [(PLGMI, (), 0.8), (BREPMI, ("hard", 20_000), 0.6)])
+def test_digits_that_only_the_model_has_seen_are_shown(
+    digits: Withheld, cls: Any, oracle: tuple[Any, ...], least: float
+) -> None:
+    attack = cls(cls.Config(**cls.card.profiles["quick"]))
+    assert digits.accuracy(attack, *oracle) >= least
     untrained = parameters_of(digits.network(digits.model).build(g(3)))
-    assert digits.accuracy(attack, weights=untrained) <= 0.4
-
-
-@pytest.mark.thorough
-def test_brep_mi_shows_digits_that_only_the_model_has_seen(digits: Withheld) -> None:
-    attack = BREPMI(BREPMIConfig(**BREPMI.card.profiles["quick"]))
-    assert digits.accuracy(attack, "hard", 20_000) >= 0.6
-    untrained = parameters_of(digits.network(digits.model).build(g(3)))
-    assert digits.accuracy(attack, "hard", 20_000, untrained) <= 0.4
+    assert digits.accuracy(attack, *oracle, weights=untrained) <= 0.4

@@ -15,10 +15,9 @@ from fdaudit.attacks.model_inversion.victims import model_of
 from torch import Tensor
 
 from fdaudit.adversary.knowledge import Knowledge
-from fdaudit.adversary.oracle import Oracle, answer, serve
 from fdaudit.types import AttackTask
 
-from .inversion_cases import SHAPE, g, known, view, weights
+from .inversion_cases import SHAPE, g, known, run_asking, view, weights
 
 CPU = torch.device("cpu")
 SMALL = SurrogateConfig(rounds=3, generator_steps=1, surrogate_steps=2, width=8, batch=8)
@@ -36,27 +35,13 @@ ATTACKS = {
 # -- budgets --------------------------------------------------------------------------------------------------------
 
 
-def run_asking(name: str, budget: int, models: tuple[str, ...] = ()):
-    """The attack on an oracle; the guesses, and how many samples each model was asked."""
-    attack, trainer, spent = ATTACKS[name], known().train, {}
-    oracle = Oracle(str(attack.card.oracle), budget, models)
-    task = AttackTask(targets=("client/0", "client/1"), oracle=oracle)
-
-    def reply(x: Tensor, of: str | None) -> Tensor:
-        assert 0 <= x.min() <= x.max() <= 1
-        assert x.shape[1:] == SHAPE
-        spent[of] = spent.get(of, 0) + len(x)
-        return answer(str(attack.card.oracle), trainer.predict(weights(len(str(of))), x))
-
-    verdict = attack.applicable(view(), known(), task)
-    if not verdict:
-        return verdict.reason, spent
-    return serve(lambda: attack.run(view(), known(), task, g()), oracle, reply), spent
+def asked(name: str, budget: int, models: tuple[str, ...] = ()):
+    return run_asking(ATTACKS[name], str(ATTACKS[name].card.oracle), budget, models)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_released_model_is_asked_once_for_all_victims(name: str) -> None:
-    guesses, spent = run_asking(name, 1000)
+    guesses, spent = asked(name, 1000)
     assert spent == {None: 100}  # `queries`
     assert [guess.target for guess in guesses] == ["client/0", "client/1"]
     assert torch.equal(guesses[0].images, guesses[1].images)
@@ -70,14 +55,14 @@ def test_a_released_model_is_asked_once_for_all_victims(name: str) -> None:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_the_budget_is_spread_over_clients_models_and_never_exceeded(name: str) -> None:
-    guesses, spent = run_asking(name, 71, ("client/0", "client/1"))
+    guesses, spent = asked(name, 71, ("client/0", "client/1"))
     assert spent == {"client/0": 35, "client/1": 35}
     assert not torch.equal(guesses[0].images, guesses[1].images)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_budget_below_the_minimum_is_refused_with_a_reason(name: str) -> None:
-    reason, spent = run_asking(name, 39, ("client/0", "client/1"))
+    reason, spent = asked(name, 39, ("client/0", "client/1"))
     assert reason == "needs 20 queries for each of 2 models, the budget allows 19"
     assert spent == {}
 

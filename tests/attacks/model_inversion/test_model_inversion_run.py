@@ -23,6 +23,7 @@ from fdaudit.spec.schema import load_spec
 from fdaudit.testing.specs import small_spec
 
 from ...helpers.doubles import in_a_thread
+from ...helpers.results import cell_of, figures_of
 from ...helpers.run_cases import finished, known
 
 pytestmark = pytest.mark.thorough
@@ -51,15 +52,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(finished(tmp_path_factory.mktemp("inversion") / "run", **CHANGES))
 
 
-def cell(run: Run, name: str):
-    return next(c for c in run.result.plain()["cells"] if c["id"] == name)
-
-
 @pytest.mark.thorough
 def test_classes_are_scored_against_the_victims_records_and_pictured(run: Run) -> None:
-    found = cell(run, "world/ideal-hard")
+    found = cell_of(run, "world/ideal-hard")
     assert found["status"] in ("run", "inconclusive")  # two steps teach no surrogate
-    figures = {f["name"]: f for f in found["figures"]}
+    figures = figures_of(found)
     assert figures["psnr_gain"]["value"] == pytest.approx(
         figures["psnr"]["value"] - figures["psnr_prior"]["value"], abs=1e-9
     )
@@ -80,14 +77,14 @@ def test_classes_are_scored_against_the_victims_records_and_pictured(run: Run) -
 
 
 def test_what_does_not_apply_has_its_reason(run: Run) -> None:
-    found = cell(run, "world/paired-logits")
+    found = cell_of(run, "world/paired-logits")
     assert found["status"] == "not-applicable"
     assert "public samples are not known" in found["reason"]
 
 
 def test_a_server_with_parameters_in_view_needs_no_oracle(run: Run) -> None:
-    assert cell(run, "server/ideal-hard")["queries"] is None
-    assert {f["name"] for f in cell(run, "server/ideal-hard")["figures"]} >= {"psnr_gain", "ssim", "fid"}
+    assert cell_of(run, "server/ideal-hard")["queries"] is None
+    assert {f["name"] for f in cell_of(run, "server/ideal-hard")["figures"]} >= {"psnr_gain", "ssim", "fid"}
 
 
 def test_a_record_itself_has_the_ceilings_psnr(

@@ -20,9 +20,9 @@ from fdaudit.defenses.pate import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdaudit.errors import SpecError
 from fdaudit.rng import SecretStream
 
+from ...helpers.refusals import refused
 from .pate_exact import neighbours
 
 SECRET = b"a secret of sixteen bytes or more"
@@ -209,8 +209,7 @@ def test_a_release_can_be_worth_its_noise():
     ],
 )
 def test_impossible_parameters_are_refused(change, field):
-    with pytest.raises(SpecError, match=rf"^{field}:"):
-        SmoothRelease(**{"order": 10.0, "beta": 0.01, "scale": 2.0} | change)
+    refused(lambda: SmoothRelease(**{"order": 10.0, "beta": 0.01, "scale": 2.0} | change), field)
 
 
 def test_impossible_figures_are_refused():
@@ -222,5 +221,4 @@ def test_impossible_figures_are_refused():
         ("sigma", lambda: gnmax_smooth_sensitivity([[3, 1]], 1e9, 2.0, 0.1)),
         ("beta", lambda: gnmax_smooth_sensitivity([[3, 1]], 1.0, 2.0, 0.0)),
     ):
-        with pytest.raises(SpecError, match=rf"^{field}:"):
-            call()
+        refused(call, field)

@@ -34,7 +34,7 @@ from fdaudit.transcript.wire import Outage
 from ...helpers.by_hand import sent
 from ...helpers.defence_cases import defence
 from ...helpers.protocol_cases import FAST, VOTES, configured, run
-from ...helpers.run_cases import known, secrets_apart
+from ...helpers.run_cases import known, secrets_apart, three_clients
 
 CLIENTS = tuple(records())
 PARAMS = {**VOTES, **FAST}
@@ -324,18 +324,14 @@ def test_one_client_a_step_is_told_what_is_wanted_and_sends_its_gradient(params,
 @pytest.mark.thorough
 def test_who_is_asked_follows_from_the_secret_and_not_from_the_seed(tmp_path, monkeypatch) -> None:
     """Whoever knew the seed could tell who was asked, and the chance that the ledger counts would be none."""
-    spec = {
-        "seed": 4,
-        "device": "cpu",
-        "threads": 1,
-        "clients": 3,
-        "dataset": {"name": "digits", "limit": 120},
-        "model": {"name": "mlp", "params": {"widths": [8]}},
-        "protocol": {"name": "fediod", "params": {**FAST, "gradients_from": "one", "rounds": 2, "steps_per_round": 40}},
-        "references": [],
-        "attacks": [],
-        "adversaries": ["server"],
-    }  # fmt: skip
+    params = {**FAST, "gradients_from": "one", "rounds": 2, "steps_per_round": 40}
+    spec = three_clients(
+        seed=4,
+        dataset={"name": "digits", "limit": 120},
+        model={"name": "mlp", "params": {"widths": [8]}},
+        protocol={"name": "fediod", "params": params},
+        adversaries=["server"],
+    )
     secrets_apart(monkeypatch)
     asked = []
     for name in ("a", "b"):

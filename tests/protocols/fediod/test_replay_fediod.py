@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 from fdaudit.testing.specs import small_spec
 
-from ...helpers.record_reader import Arrays, BrokenRecordError, read
+from ...helpers.record_reader import Arrays, BrokenRecordError, Record, read
 from ...helpers.replays import breaks_without_each_message, overwrite, read_alone, states_its_settings
 from ...helpers.run_cases import finished, known
 
@@ -69,20 +70,34 @@ class Student:
             self.w[n] = self.w[n] - lr * m / (np.sqrt(v) + 1e-8)
 
 
-def replay(directory: Path, initial: Path, settings: dict[str, Any], clients: int, without: list[str]) -> int:
+def flat(answers: NDArray[Any]) -> NDArray[Any]:
+    return answers
+
+
+def replay(
+    record: Record,
+    student: Any,
+    settings: dict[str, Any],
+    clients: int,
+    without: list[str],
+    *,
+    rows_of: Callable[[NDArray[Any]], NDArray[Any]] = flat,
+    atol: float = 1e-5,
+) -> int:
     """Checks a whole run against Gong 2023, Algorithm 1; returns how many cotangents were compared.
 
     Args:
-        directory: the transcript.
-        initial: the server's public initial parameters.
+        record: the messages.
+        student: the server's, with its public initial parameters.
         settings: the protocol's.
         clients: how many there are.
         without: kinds that were withheld.
+        rows_of: makes answers (..., n, C, ...) to rows (..., rows, C), each of which counts as a sample.
+        atol: how far cotangents may lie from their formula.
 
     Raises:
         BrokenRecordError: a message is missing, unexpected, or not what the messages before it make it.
     """
-    record = read(directory)
     everybody = [f"client/{k}" for k in range(clients)]
     by_step: dict[tuple[int, int], dict[str, dict[str, Arrays]]] = defaultdict(lambda: defaultdict(dict))
     for message, tensors in record:
@@ -99,7 +114,7 @@ def replay(directory: Path, initial: Path, settings: dict[str, Any], clients: in
     N, rounds = settings["steps_per_round"], settings["rounds"]
     if sorted(by_step) != [(r, s) for r in range(1, rounds) for s in range(N)]:
         raise BrokenRecordError("a step is missing")
-    student, compared = Student(load_file(initial)), 0
+    compared = 0
     for t, (_, said) in enumerate(sorted(by_step.items())):
         x = expect(said, "generated_samples", everybody)[everybody[0]]["samples"]
         z = np.stack([a["values"] for a in expect(said, "logits", everybody).values()]).astype(np.float64)
@@ -107,13 +122,14 @@ def replay(directory: Path, initial: Path, settings: dict[str, Any], clients: in
         scores = expect(said, "discriminator_scores", everybody, scored)
         expect(said, "sample_gradients", everybody)
         r = np.stack([scores[k]["values"] if scores else np.ones(len(x)) for k in everybody])
-        made, by_student = cotangents(z, student(x), n_k, r, settings)
+        rows = rows_of(z)
+        each = r.repeat(rows.shape[-2] // len(x), axis=1)
+        made, by_student = cotangents(rows, rows_of(student(x)), n_k, each, settings)
         for k, told in enumerate(expect(said, "logit_cotangents", everybody).values()):
             share = pi(n_k, settings)[k]
-            if not np.allclose(told["values"], made[k], rtol=1e-3, atol=1e-5):
-                raise BrokenRecordError(
-                    f"step {t}, client {k}: off by {np.abs(told['values'] - made[k]).max()}"
-                )
+            stated = rows_of(told["values"])
+            if not np.allclose(stated, made[k], rtol=1e-3, atol=atol):
+                raise BrokenRecordError(f"step {t}, client {k}: off by {np.abs(stated - made[k]).max()}")
             if settings["gan_total"] == "sum":
                 share = 1
             if not np.isclose(told["gan_weight"], settings["gan"] * share, rtol=1e-5):
@@ -121,9 +137,9 @@ def replay(directory: Path, initial: Path, settings: dict[str, Any], clients: in
             compared += 1
         student.step(by_student, settings["adam_lr"] * (1 + np.cos(np.pi * t / ((rounds - 1) * N))) / 2)
     released = expect(said, "model_parameters", [*everybody, "world"])["world"]
-    # With a temperature, one rounding to float32 of the gradient (6e-8 of its largest entry) moves the student by up to
-    # 1e-4: Adam divides small gradients by their own size. A wrong rule moves it by whole steps.
-    rounding = 1e-5 if settings["temperature"] is None else 3e-4
+    # With a temperature or many rows, one rounding to float32 of the gradient (6e-8 of its largest entry) moves the
+    # student by up to 1e-4: Adam divides small gradients by their own size. A wrong rule moves it by whole steps.
+    rounding = 1e-5 if settings["temperature"] is None and rows_of is flat else 3e-4
     for name, values in student.w.items():
         if not np.allclose(released[name], values, rtol=1e-3, atol=rounding):
             raise BrokenRecordError(f"{name} differs by {np.abs(released[name] - values).max()}")
@@ -206,27 +222,33 @@ CASES = {
 }
 
 
+def with_initial(directory: Path, settings: dict[str, Any], **changes: Any) -> Path:
+    """A finished run beside its server's initial parameters."""
+    protocol = {"name": "fediod", "params": settings}
+    spec = {
+        "clients": CLIENTS,
+        "dataset__limit": 200,
+        "splits__candidates": 1,
+        "protocol": protocol,
+        **changes,
+    }
+    run = finished(directory, **spec)
+    initial = simulated_case(load_spec(small_spec(**spec)), known(7)).initial()
+    save_file({n: t.numpy() for n, t in initial.items()}, run / "initial.safetensors")
+    return run
+
+
 def recorded(
     directory: Path, change: dict[str, Any], withhold: tuple[str, ...] = ()
 ) -> tuple[Path, dict[str, Any]]:
-    """A finished run beside its server's initial parameters."""
     settings = {**SETTINGS, **change}
-    changes = {
-        "clients": CLIENTS,
-        "dataset__limit": 200,
-        "partition": {"name": "dirichlet", "alpha": 0.5},  # unequal counts: weights matter
-        "splits__candidates": 1,
-        "protocol": {"name": "fediod", "params": settings},
-        "withhold": list(withhold),
-    }
-    run = finished(directory, **changes)
-    initial = simulated_case(load_spec(small_spec(**changes)), known(7)).initial()
-    save_file({n: t.numpy() for n, t in initial.items()}, run / "initial.safetensors")
-    return run, settings
+    partition = {"name": "dirichlet", "alpha": 0.5}  # unequal counts: weights matter
+    return with_initial(directory, settings, partition=partition, withhold=list(withhold)), settings
 
 
 def checked(run: Path, settings: dict[str, Any], without: tuple[str, ...] = ()) -> int:
-    return replay(run / "transcript", run / "initial.safetensors", settings, CLIENTS, list(without))
+    student = Student(load_file(run / "initial.safetensors"))
+    return replay(read(run / "transcript"), student, settings, CLIENTS, list(without))
 
 
 @pytest.mark.thorough
@@ -298,7 +320,7 @@ def test_the_reader_uses_nothing_of_fdaudit_or_torch(tmp_path: Path) -> None:
     imports = (
         "from collections import defaultdict\nimport numpy as np\nfrom safetensors.numpy import load_file"
     )
-    call = "replay(Path(a[1]), Path(a[2]), json.loads(a[3]), int(a[4]), [])"
+    call = "replay(read(Path(a[1])), Student(load_file(a[2])), json.loads(a[3]), int(a[4]), [])"
     where = (str(run / "transcript"), str(run / "initial.safetensors"))
     compared = read_alone(__file__, imports, call, tmp_path, *where, json.dumps(settings), str(CLIENTS))
     assert compared == str(4 * CLIENTS)

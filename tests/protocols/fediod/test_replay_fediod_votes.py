@@ -12,16 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
-
-from fdaudit.planning.simulated import simulated_case
-from fdaudit.spec.schema import load_spec
-from fdaudit.testing.specs import small_spec
+from safetensors.numpy import load_file
 
 from ...helpers.record_reader import Arrays, BrokenRecordError, read, samples
 from ...helpers.replays import breaks_without_each_message, overwrite
-from ...helpers.run_cases import finished, known
-from .test_replay_fediod import Student, log_softmax
+from .test_replay_fediod import Student, log_softmax, with_initial
 
 CLIENTS = 3
 SETTINGS: dict[str, Any] = {
@@ -139,17 +134,8 @@ def recorded(directory: Path, name: str) -> tuple[Path, dict[str, Any], bool]:
     change, defence = CASES[name]
     settings = {**SETTINGS, **change}
     at = {"kind": "vote_counts", "sender": "aggregator"}
-    changes = {
-        "clients": CLIENTS,
-        "dataset__limit": 200,
-        "splits__candidates": 1,
-        "protocol": {"name": "fediod", "params": settings},
-        "defenses": [] if defence is None else [{**at, **defence}],
-    }
-    run = finished(directory, **changes)
-    initial = simulated_case(load_spec(small_spec(**changes)), known(7)).initial()
-    save_file({n: t.numpy() for n, t in initial.items()}, run / "initial.safetensors")
-    return run, settings, defence is not None
+    defenses = [] if defence is None else [{**at, **defence}]
+    return with_initial(directory, settings, defenses=defenses), settings, defence is not None
 
 
 def checked(run: Path, settings: dict[str, Any], defended: bool) -> int:
