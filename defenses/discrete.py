@@ -112,14 +112,18 @@ class _GridNoise(Configured[Grids]):
         message = {n: t for n, t in without_shares(tensors).items() if n not in values}
         for name, tensor in values.items():
             draws = torch.from_numpy(self._drawn(tensor.numel(), noise)).reshape(tensor.shape)
-            steps = (finite(tensor).clamp(-cfg.clip, cfg.clip) + cfg.clip) / cfg.step
-            nearest = (steps + 0.5).floor().clamp(0, cfg.levels).long()  # from 0 to `levels`; halves go up
-            codes = nearest.cpu() + cfg.margin + draws
+            codes = self._codes(tensor).cpu() + cfg.margin + draws
             message |= packed(name, codes.clamp(0, grid.points - 1), grid)
         event: Event | None = unclaimed(tensors, cfg.public_index)
         if event is None:
             event = self._event(moved(self.card.name, tensors, cfg.clip, cfg.levels))
         return Released(kind=kind, tensors=message, event=event)
+
+    def _codes(self, sent: Tensor) -> Tensor:
+        """Return the number of the point nearest to each value, from 0 to `levels`; halves go up."""
+        cfg = self.config
+        steps = (finite(sent).clamp(-cfg.clip, cfg.clip) + cfg.clip) / cfg.step
+        return (steps + 0.5).floor().clamp(0, cfg.levels).long()
 
     def _drawn(self, n: int, noise: SecretStream) -> Ints:
         raise NotImplementedError
