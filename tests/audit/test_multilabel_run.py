@@ -69,7 +69,7 @@ def test_utility_is_mauc_by_scikit_learns_measure(finished):
     assert (last["left_out"], int(last["n"])) == ("0", len(y))
 
 
-def test_the_result_and_the_report_speak_of_mauc(finished, monkeypatch, capsys):
+def test_the_result_and_the_report_speak_of_mauc(finished):
     result = finished.result.plain()
     assert result["run"]["task"] == "multi-label"
     figures = [row["figure"] for row in result["utility"]["final"]]

@@ -116,23 +116,12 @@ def test_a_histogram_of_candidates_would_beat_every_prior(home):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("asker", ["server", "world", "server+client/2"])
-def test_no_class_shares_are_scored_once_candidates_are_out_whoever_asks(
-    home, monkeypatch, capsys, asker, cli
-):
+def test_no_class_shares_are_scored_once_candidates_are_out_whoever_asks(home, asker, cli):
     run = fdaudit.load(home / "run")
     handout = fdaudit.export_view(run, asker, home / "asker")
     path = write(home, handout, label_distribution=shares(handout))
     assert fdaudit.score(run, path).status == "run"  # before
-    code, _, _ = cli(
-        monkeypatch,
-        capsys,
-        "export-view",
-        home / "run",
-        "server",
-        "--out",
-        home / "with",
-        "--challenges",
-    )
+    code, _, _ = cli("export-view", home / "run", "server", "--out", home / "with", "--challenges")
     assert code == 0
     stolen = shares(home / "with")
     before = tree(home / "run")

@@ -22,7 +22,7 @@ from fdaudit.storage.files import load_tensors
 from fdaudit.testing.specs import small_spec
 
 from ..helpers.results import cell_of, figures_of
-from ..helpers.run_cases import cli, known, tree
+from ..helpers.run_cases import known, tree
 from ..helpers.text_cases import write_texts
 
 pytestmark = pytest.mark.thorough
@@ -318,10 +318,8 @@ def test_guesses_of_another_clients_messages_are_refused(finished):
         stage.score("server/own", "server", [guess])
 
 
-def test_an_exported_view_names_the_words_and_candidates_of_texts(finished, tmp_path, monkeypatch, capsys):
-    code, _, err = cli(
-        monkeypatch, capsys, "export-view", finished.directory, "server", "--out", tmp_path / "view"
-    )
+def test_an_exported_view_names_the_words_and_candidates_of_texts(finished, tmp_path, cli):
+    code, _, err = cli("export-view", finished.directory, "server", "--out", tmp_path / "view")
     assert code == 0, err
     card = json.loads(next((tmp_path / "view").rglob("card.json")).read_text())
     assert card["words"] == list(finished.case.dataset.words)

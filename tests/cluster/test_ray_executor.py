@@ -23,8 +23,8 @@ from fdaudit.errors import UsageError
 from fdaudit.sweeps import sweep as engine
 from fdaudit.sweeps.index import Index
 
-from ..helpers.command import Cli
-from ..helpers.run_cases import tree
+from ..helpers.cli_cases import Shell
+from ..helpers.run_cases import tree, write_spec
 from ..helpers.sweep_cases import grid, inline
 from .ray_cases import cancellations, cluster, descendants, unseen, until
 
@@ -188,17 +188,12 @@ def test_who_is_connected_gives_no_address(node: Path, tmp_path: Path) -> None:
         (["--executor", "ray", "--address", "127.0.0.1:1"], "does not answer"),
     ],
 )
-def test_a_wrong_executor_or_address_is_refused(
-    options: list[str], problem: str, tmp_path: Path, cli: Cli
-) -> None:
+def test_a_wrong_executor_or_address_is_refused(options: list[str], problem: str, shell: Shell) -> None:
     if "ray" in options:
         pytest.importorskip("ray")
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid()))
-    command = ["sweep", tmp_path / "grid.yaml", "--out", tmp_path / "out", *options]
-    code, out, err = cli(*command)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert problem in err
-    assert not (tmp_path / "out").exists()
+    write_spec(shell.home / "grid.yaml", grid())
+    assert problem in shell.refused("sweep", "grid.yaml", "--out", "out", *options)
+    assert not (shell.home / "out").exists()
 
 
 @pytest.mark.parametrize("status", ["done", "failed"])
@@ -214,16 +209,12 @@ def test_the_end_of_a_whole_run_is_told_with_its_outcomes_of_controls_in_common(
     assert (tmp_path / "shared" / controls).is_file() == (status == "done")
 
 
-def test_without_ray_one_line_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
-) -> None:
+def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid()))
-    command = ["sweep", tmp_path / "grid.yaml", "--out", tmp_path / "out", "--executor", "ray"]
-    code, out, err = cli(*command)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "pip install 'fdaudit[scale]'" in err
-    assert not (tmp_path / "out").exists()
+    write_spec(shell.home / "grid.yaml", grid())
+    line = shell.refused("sweep", "grid.yaml", "--out", "out", "--executor", "ray")
+    assert "pip install 'fdaudit[scale]'" in line
+    assert not (shell.home / "out").exists()
 
 
 # -- a cluster for one command -------------------------------------------------------------------------------------

@@ -19,9 +19,10 @@ from fdaudit.scoring.claims import check_claims, judge
 from fdaudit.scoring.scoring import kept_scores
 from fdaudit.testing.specs import small_spec
 
+from ..helpers.command import Cli
 from ..helpers.report_cases import Document
 from ..helpers.results import cell_of
-from ..helpers.run_cases import cli, tree
+from ..helpers.run_cases import tree
 from .check_cases import audited, without_noise
 
 # -- the verdict ----------------------------------------------------------------------------------------------------
@@ -166,19 +167,12 @@ def test_the_reasons_of_a_broken_claim_come_first(broken: fdaudit.Run) -> None:
 
 
 def test_a_contradicted_claim_ends_with_exit_code_1(
-    broken: fdaudit.Run,
-    honest: fdaudit.Run,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    broken: fdaudit.Run, honest: fdaudit.Run, cli: Cli
 ) -> None:
-    code, _, err = cli(
-        monkeypatch, capsys, "run", broken.directory / "spec.yaml", "--out", broken.directory, "--resume"
-    )
+    code, _, err = cli("run", broken.directory / "spec.yaml", "--out", broken.directory, "--resume")
     assert code == 1
     assert "the ε claimed for server is contradicted" in err
-    code, _, err = cli(
-        monkeypatch, capsys, "run", honest.directory / "spec.yaml", "--out", honest.directory, "--resume"
-    )
+    code, _, err = cli("run", honest.directory / "spec.yaml", "--out", honest.directory, "--resume")
     assert code == 0
     assert "contradicted" not in err
 
