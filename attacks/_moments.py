@@ -208,28 +208,29 @@ class _SteppedState:
             return ""
         names = list(self.change)
         change = torch.cat([self.change[n].flatten() for n in names])
-        second = self._second(before)
+        # After one step from zeros Adam's second moment follows from the first.
+        if "exp_avg_sq" in self.moments or before:
+            second = self.moments.get("exp_avg_sq")
+        else:
+            second = {name: (1 - self.betas[1]) * g.square() for name, g in self._applied(before).items()}
         if self.optimizer != "sgd" and second is None:
-            return self._other_signs(change)
+            # The second moment is not on record.
+            first = torch.cat([moment.flatten() for moment in _first(self.moments).values()])
+            against = (first.sign() == -change.sign()).double() @ first.abs().double()
+            if float(against) >= _LEAST_AGREEMENT * float(first.abs().double().sum()):
+                return ""
+            return "the upload beside it does not move against its exp_avg"
         step = torch.cat([self._step(n, before, second).flatten() for n in names])
         rate = self.lr
-        if rate is None or not self._counted(before):  # then the step is known up to a factor
+        # Adam's length depends on the step's number.
+        counted = self.optimizer == "sgd" or not before or _count(self.moments) is not None
+        if rate is None or not counted:  # then the step is known up to a factor
             rate = float(-(change @ step) / step.square().sum().clamp_min(1e-30))
         lengths = torch.stack([self.start[n].norm() for n in names]).norm()
         if rate > 0 and _close(change, -rate * step, 2 * self.upload_rounding * lengths):
             return ""
         at = "any rate" if self.lr is None else f"a rate of {self.lr:g}"
         return f"the upload beside it is not the step that it makes at {at}"
-
-    def _counted(self, before: _Moments) -> bool:
-        """Return whether the step's number is known, on which Adam's length depends."""
-        return self.optimizer == "sgd" or not before or _count(self.moments) is not None
-
-    def _second(self, before: _Moments) -> Mapping[str, Tensor] | None:
-        """Return Adam's second moment; after one step from zeros it follows from the first."""
-        if "exp_avg_sq" in self.moments or before:
-            return self.moments.get("exp_avg_sq")
-        return {name: (1 - self.betas[1]) * g.square() for name, g in self._applied(before).items()}
 
     def _step(self, name: str, before: _Moments, second: Mapping[str, Tensor] | None) -> Tensor:
         """Return a parameter's step before the learning rate."""
@@ -240,14 +241,6 @@ class _SteppedState:
         biases = (1.0, 1.0) if t is None else tuple(1 - beta**t for beta in self.betas)
         step = first / biases[0] / ((second[name] / biases[1]).sqrt() + _EPSILON)
         return step + self.weight_decay * self.start[name] if self.optimizer == "adamw" else step
-
-    def _other_signs(self, change: Tensor) -> str:
-        """Return why an upload does not move against Adam's first moment, if the second is not on record."""
-        first = torch.cat([moment.flatten() for moment in _first(self.moments).values()])
-        against = (first.sign() == -change.sign()).double() @ first.abs().double()
-        if float(against) >= _LEAST_AGREEMENT * float(first.abs().double().sum()):
-            return ""
-        return "the upload beside it does not move against its exp_avg"
 
 
 def _moments(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

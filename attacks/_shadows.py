@@ -396,17 +396,18 @@ def _until_fitted(
         for k, fitted in zip(unfitted, train.fit(jobs, recipe.fit), strict=True):
             models[k] = fitted.parameters
         steps += block
-        unfitted = [k for k in unfitted if not _right(train.predict(models[k], x[mine[k]]), y[mine[k]])]
+        still_unfitted = []
+        for k in unfitted:
+            labels = y[mine[k]]
+            logits = train.predict(models[k], x[mine[k]])
+            if not labels_of(labels).fitted(logits, labels).all():
+                still_unfitted.append(k)
+        unfitted = still_unfitted
     return list(map(on_cpu, models))
 
 
 def _job(k: int, start: Parameters, x: Tensor, y: Tensor, batches: Sequence[Tensor], seed: int) -> Job:
     return Job(party=f"shadow {k}", parameters=start, x=x, targets=y, batches=batches, seed=seed)
-
-
-def _right(z: Tensor, y: Tensor) -> bool:
-    """Return whether logits (n, C) predict the labels of every record."""
-    return bool(labels_of(y).fitted(z, y).all())
 
 
 def on_cpu(parameters: Mapping[str, Tensor]) -> Parameters:

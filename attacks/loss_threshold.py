@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
@@ -78,16 +77,13 @@ class LossThreshold:
                     f"loss-threshold: run on a view to which it does not apply: {refused.reason}."
                 )
             answers = target(challenge.x)
-            scores = self._scores(answers, challenge.y)
+            of = self.config.mask_loss if labels_of(challenge.y).dense else "cross-entropy"
+            if of == "dice":
+                scores = soft_dice(answers, challenge.y)
+            else:
+                fit = log_likelihood(answers, challenge.y, self.config.floor)
+                scores = fit if of == "cross-entropy" else fit + soft_dice(answers, challenge.y)
             if step.function is not None:
                 scores = -step.losses(answers.clamp_min(self.config.floor).log(), challenge.x, challenge.y)
             guesses.append(Membership(target=name, scores=scores))
         return tuple(guesses)
-
-    def _scores(self, answer: Tensor, y: Tensor) -> Tensor:
-        """Return minus the loss (n,) of soft answers, up to a constant."""
-        of = self.config.mask_loss if labels_of(y).dense else "cross-entropy"
-        if of == "dice":
-            return soft_dice(answer, y)
-        fit = log_likelihood(answer, y, self.config.floor)
-        return fit if of == "cross-entropy" else fit + soft_dice(answer, y)

@@ -24,7 +24,7 @@ from fdaudit.evaluation.clock import kept_budget
 from fdaudit.evaluation.unfinished import AttackStage, unfinished
 from fdaudit.planning.attacks import plan_attack
 from fdaudit.progress import Tick, no_progress
-from fdaudit.result import Cell, Result
+from fdaudit.result import Cell
 from fdaudit.spec.schema import Spec, load_spec
 from fdaudit.spec.trust import name_code
 from fdaudit.storage.locks import writing
@@ -354,19 +354,6 @@ def _entry(group: Sequence[Run], name: str, directory: Path) -> ComparedRun:
         results = [run.result for run in group]
     except UsageError as error:
         raise UsageError(f"{name}: {error.field}", error.value, error.problem, error.remedy) from None
-    _refuse_other_settings(name, results)
-    page, link = group[0].page, None
-    if page.is_file() and len(group) == 1:
-        relative = Path(os.path.relpath(page.resolve(), directory.resolve()))
-        link = quote(relative.as_posix())
-    seconds = sum(sum(run.timings.values()) for run in group) / len(group)
-    return ComparedRun(
-        name=name, result=results[0], report=link, seconds=seconds or None, repeats=tuple(results[1:])
-    )
-
-
-def _refuse_other_settings(name: str, results: Sequence[Result]) -> None:
-    """Refuse results under one name that differ in more than their seed, or that have one transcript."""
     settings = [{k: v for k, v in r.run.spec.items() if k not in ("seed", "name", "limits")} for r in results]
     for other in settings[1:]:
         differing = sorted(k for k in {*other, *settings[0]} if other.get(k) != settings[0].get(k))
@@ -375,6 +362,14 @@ def _refuse_other_settings(name: str, results: Sequence[Result]) -> None:
             raise RunError("run", name, problem, "Give runs under one name that differ in their seeds alone.")
     if len({r.run.head for r in results}) < len(results):
         raise RunError("run", name, "has two copies of one run", "Give each seed once.")
+    page, link = group[0].page, None
+    if page.is_file() and len(group) == 1:
+        relative = Path(os.path.relpath(page.resolve(), directory.resolve()))
+        link = quote(relative.as_posix())
+    seconds = sum(sum(run.timings.values()) for run in group) / len(group)
+    return ComparedRun(
+        name=name, result=results[0], report=link, seconds=seconds or None, repeats=tuple(results[1:])
+    )
 
 
 def _make(folder: Path, target: Path) -> None:

@@ -56,7 +56,10 @@ class UsageError(FdauditError):
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
         self.others: tuple[UsageError, ...] = ()
-        excerpt = _shown(value)
+        try:
+            excerpt = repr(value)
+        except (ValueError, RecursionError):  # of more than 4,300 digits, or of deep nesting
+            excerpt = "a value too long to show"
         if len(excerpt) > _MOST_SHOWN:
             excerpt = excerpt[: _MOST_SHOWN - 3] + "..."
         super().__init__(visible(f"{field}: {excerpt} {problem}. {remedy}"))
@@ -65,16 +68,6 @@ class UsageError(FdauditError):
     def all(self) -> tuple[UsageError, ...]:
         """Return this mistake and the others that were found with it."""
         return (self, *self.others)
-
-
-def _shown(value: object) -> str:
-    try:
-        return repr(value)
-    except (
-        ValueError,
-        RecursionError,
-    ):  # Python writes no number of more than 4,300 digits, and no deep nesting
-        return "a value too long to show"
 
 
 class Mistakes:

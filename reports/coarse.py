@@ -28,15 +28,18 @@ def coarse(goal: str, figures: tuple[Figure, ...]) -> tuple[Figure, ...]:
     """
     if goal not in RULES or (rounding := RULES[goal].public) is None:
         return ()
-    public = [figure for figure in figures if figure.name.removesuffix("_mean") in rounding.names]
-    return tuple(_rounded(figure, rounding.step(figure.n)) for figure in public)
-
-
-def _rounded(figure: Figure, step: float | None) -> Figure:
-    if figure.value is None or step is None:
-        return Figure(name=figure.name, value=None, unit=figure.unit, unavailable=_TOO_FEW)
-    value = round(round(figure.value / step) * step, 10)
-    return Figure(name=figure.name, value=value, unit=figure.unit, note=f"rounded to a multiple of {step:g}")
+    public = []
+    for figure in figures:
+        if figure.name.removesuffix("_mean") not in rounding.names:
+            continue
+        step = rounding.step(figure.n)
+        rounded = Figure(name=figure.name, value=None, unit=figure.unit, unavailable=_TOO_FEW)
+        if figure.value is not None and step is not None:
+            value = round(round(figure.value / step) * step, 10)
+            note = f"rounded to a multiple of {step:g}"
+            rounded = Figure(name=figure.name, value=value, unit=figure.unit, note=note)
+        public.append(rounded)
+    return tuple(public)
 
 
 def two_digits(n: int) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fdaudit.result import Cell, Controls, Level, Result, RunCard, Twin, Utility, public_part, read
+from fdaudit.result import Cell, Controls, Level, Result, RunCard, Utility, public_part, read
 from fdaudit.types import Figure
 
 from .coarse import coarse, two_digits
@@ -97,6 +97,11 @@ def public(result: Result) -> Result:
     # The ledger's ε is public, and of other gates the outcome alone: they state what an attack measured.
     gates = [gate if gate.name == "epsilon" else public_part(gate) for gate in result.gates]
     checks = [public_part(c).model_copy(update={"reason": _CHECKED[c.verdict]}) for c in result.checks]
+    twin = result.twin
+    if twin is not None:
+        utility, honest = twin.utility, twin.honest_utility
+        sides = {"utility": utility and _plain(utility), "honest_utility": honest and _plain(honest)}
+        twin = public_part(twin).model_copy(update=sides)
     changed = public_part(result).model_copy(
         update={
             "auditor_only": False,
@@ -110,7 +115,7 @@ def public(result: Result) -> Result:
             "checks": tuple(checks),
             "limits": _LIMITS,
             "run": _run(result.run),
-            "twin": result.twin and _twin(result.twin),
+            "twin": twin,
         }
     )
     public_result = read(without_paths(changed.plain()))
@@ -187,13 +192,6 @@ def _plain(figure: Figure) -> Figure:
     if figure.value is None:
         return Figure(name=figure.name, value=None, unit=figure.unit, unavailable="not measured")
     return Figure(name=figure.name, value=_rounded(figure.value), unit=figure.unit)
-
-
-def _twin(twin: Twin) -> Twin:
-    """Return the twin's utility and the run's, in whole per cents."""
-    utility, honest = twin.utility, twin.honest_utility
-    sides = {"utility": utility and _plain(utility), "honest_utility": honest and _plain(honest)}
-    return public_part(twin).model_copy(update=sides)
 
 
 _UTILITIES = ("accuracy", "mean_auc", "dice", "macro_f1", "mean_iou")

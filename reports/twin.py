@@ -80,10 +80,17 @@ def twin_summary(result: Result) -> TwinSummary | None:
     sentences = [_cost(twin, public=not result.auditor_only)]
     if result.auditor_only:
         sentences = [_gained(twin.gains), *sentences, _detected(twin.noticed)]
+    # For each adversary and goal all victims together, or a victim with a gain.
+    by_pair: dict[tuple[str, str], Gain] = {}
+    for gain in twin.gains:
+        earlier = by_pair.setdefault((gain.adversary, gain.goal), gain)
+        if gain.verdict in _GAINED and earlier.verdict not in _GAINED:
+            by_pair[gain.adversary, gain.goal] = gain
+    shown = sorted(by_pair.values(), key=lambda gain: list(GAINS).index(gain.verdict))[:_SHOWN]
     return TwinSummary(
         headline=" ".join(sentences),
         rows=tuple(map(_row, twin.gains)),
-        front=tuple(map(_row, _front(twin.gains))),
+        front=tuple(map(_row, shown)),
         alarms=tuple(map(alarm_words, twin.noticed)),
         command=twin.command,
     )
@@ -159,16 +166,6 @@ def _detected(noticed: Sequence[Noticed]) -> str:
     if not best.caught:
         return f"Of {plural(len(rated), 'detector')} none notices a crafted message."
     return f"Receivers could have noticed: `{clip(best.detector, 40)}` notices {_rates(best)}."
-
-
-def _front(gains: Sequence[Gain]) -> list[Gain]:
-    """Return the gains of the front page: for each adversary and goal all victims together, or a victim with a gain."""
-    by_pair: dict[tuple[str, str], Gain] = {}
-    for gain in gains:
-        earlier = by_pair.setdefault((gain.adversary, gain.goal), gain)
-        if gain.verdict in _GAINED and earlier.verdict not in _GAINED:
-            by_pair[gain.adversary, gain.goal] = gain
-    return sorted(by_pair.values(), key=lambda gain: list(GAINS).index(gain.verdict))[:_SHOWN]
 
 
 def _row(gain: Gain) -> TwinRow:

@@ -46,7 +46,13 @@ class ClassPrior:
         _, singular, directions = torch.linalg.svd(residuals, full_matrices=False)
         sampled = singular.square() / n
         mean = float(sampled.sum()) / d
-        share = _identity_share(residuals, sampled, mean)
+        # The share of the identity in the covariance of residuals (Ledoit & Wolf 2004, Lemma 3.2 to 3.4).
+        square = float(sampled.square().sum())
+        distance = square / d - mean**2
+        error = (float(residuals.square().sum(1).square().mean()) - square) / (n * d)
+        share = 1.0
+        if distance > 0:
+            share = min(1.0, error / distance)
         return cls(means, directions, (1 - share) * sampled + share * mean, share * mean)
 
     def to(self, device: torch.device) -> ClassPrior:
@@ -81,20 +87,3 @@ class ClassPrior:
         along = (residuals @ directions.T) * (factors - least).to(residuals)
         filtered = least * residuals + along @ directions
         return (means + filtered.view_as(means)).clamp(0, 1)
-
-
-def _identity_share(residuals: Tensor, variances: Tensor, mean: float) -> float:
-    """Return the share of the identity in the covariance of residuals (n, d) (Ledoit & Wolf 2004, Lemma 3.2 to 3.4).
-
-    Args:
-        residuals: with mean 0.
-        variances: eigenvalues of their covariance; all others are 0.
-        mean: mean eigenvalue.
-    """
-    n, d = residuals.shape
-    square = float(variances.square().sum())
-    distance = square / d - mean**2
-    error = (float(residuals.square().sum(1).square().mean()) - square) / (n * d)
-    if distance <= 0:
-        return 1.0
-    return min(1.0, error / distance)

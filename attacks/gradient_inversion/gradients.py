@@ -188,17 +188,17 @@ class GradientMap(Simulator):
 
         Parameters follow each other in the order of `names`. Differentiable in x and in probabilities y.
         """
-        return self._step.clipped(self._gradients(x, stepped(self._step, self._module, x, y)))
-
-    def _gradients(self, x: Tensor, y: Tensor) -> Tensor:
+        y = stepped(self._step, self._module, x, y)
         strategy = self._choose(x)
         if strategy == "folded":
-            return self._fold()(x, y)
-        if strategy == "vmap":
+            gradients = self._fold()(x, y)
+        elif strategy == "vmap":
             gradient_of_batch = partial(grad(self._loss), self.parameters)
-            gradients: dict[str, Tensor] = vmap(gradient_of_batch)(x, y, expanded(self._buffers, len(x)))
-            return torch.cat([gradients[name].flatten(1) for name in self.names], 1)
-        return self._one_by_one(x, y)
+            by_name: dict[str, Tensor] = vmap(gradient_of_batch)(x, y, expanded(self._buffers, len(x)))
+            gradients = torch.cat([by_name[name].flatten(1) for name in self.names], 1)
+        else:
+            gradients = self._one_by_one(x, y)
+        return self._step.clipped(gradients)
 
     def products(self, x: Tensor, y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return `Simulator.products`; when folded, the gradients of linear layers are never written out."""

@@ -160,8 +160,22 @@ class _Inversion:
         if len(matches) > 1:
             matches.sort(key=lambda reading: self._distance(*reading))
         upload, match = matches[0]
-        guess = reconstruction(upload, self._shown(upload, match))
-        return replace(guess, note=self._note(upload, settings, records, len(readings)))
+        if upload.guessed:  # show at most one batch of images
+            images = upload.training.images
+            count = min(images, max(map(len, upload.training.batches)))
+            rows = torch.linspace(0, images - 1, count).round().long()
+            match = replace(match, images=match.images[:, rows], labels=match.labels[:, rows])
+        guess = reconstruction(upload, match)
+        parts = [f"{settings.described()}, not tuned"]
+        if records:
+            parts = [f"{settings.described()}, chosen on {records} auxiliary records"]
+        if upload.guessed:
+            parts.append(f"{upload.training.images} records assumed, of {len(readings)} numbers tried")
+        if self._as_one_step(upload):
+            parts.append(f"{len(upload.training.batches)} local steps read as one")
+        if upload.note:
+            parts.append(upload.note)
+        return replace(guess, note="; ".join(parts))
 
     def _likely(self, readings: Sequence[Upload]) -> list[Upload]:
         """Return the readings to invert; auxiliary clients rank guessed numbers of records."""
@@ -254,29 +268,6 @@ class _Inversion:
             simulate = UpdateMap(self.module.cpu(), upload.start, upload.training)
         simulated = simulate(match.images.cpu().nan_to_num(0.5), match.labels.cpu())[0].detach()
         return relative_distance(simulated, flatten(upload.sent, simulate.names))
-
-    @staticmethod
-    def _shown(upload: Upload, match: Matched) -> Matched:
-        """Return the images to show: at most one batch of them if the number of records is a guess."""
-        if not upload.guessed:
-            return match
-        images = upload.training.images
-        count = min(images, max(map(len, upload.training.batches)))
-        rows = torch.linspace(0, images - 1, count).round().long()
-        return replace(match, images=match.images[:, rows], labels=match.labels[:, rows])
-
-    def _note(self, upload: Upload, settings: SearchSettings, records: int, readings: int) -> str:
-        """Return what a reader has to know of the guess."""
-        parts = [f"{settings.described()}, not tuned"]
-        if records:
-            parts = [f"{settings.described()}, chosen on {records} auxiliary records"]
-        if upload.guessed:
-            parts.append(f"{upload.training.images} records assumed, of {readings} numbers tried")
-        if self._as_one_step(upload):
-            parts.append(f"{len(upload.training.batches)} local steps read as one")
-        if upload.note:
-            parts.append(upload.note)
-        return "; ".join(parts)
 
 
 def invert_gradients(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,12 @@ def find_readings(view: View, target: str, round: int, max_images: int) -> list[
     """
     readings: dict[object, Upload] = {}  # equal ones once
     reasons = list[str]()
-    for one_view in (view, *_views_of_members(view)):
+    views = [view]
+    if len(view.members) > 1:
+        for member in view.members:
+            messages = [m for m in view.messages if member in m.parties()]
+            views.append(replace(view, messages=tuple(messages)))
+    for one_view in views:
         own = _readings(one_view, target, round, max_images)
         if isinstance(own, str):
             reasons.append(own)
@@ -106,11 +111,3 @@ def _readings(view: View, target: str, round: int, max_images: int) -> list[Uplo
             if isinstance(guess, Upload):
                 guesses.append(replace(guess, guessed=True))
     return guesses or f"{UNCOUNTED}; max_images allows none of the numbers that are tried"
-
-
-def _views_of_members(view: View) -> Iterator[View]:
-    """Yield the view of each member of a coalition; nothing for a single party."""
-    if len(view.members) > 1:
-        for member in view.members:
-            messages = [m for m in view.messages if member in m.parties()]
-            yield replace(view, messages=tuple(messages))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fdaudit.transcript.messages import DEVIATION
 
@@ -36,10 +35,9 @@ def uploads_for_one_model(view: View, message: Message, origin: Message, target:
         if other.round == message.round or other.fields != message.fields:
             continue
         received = received_before(view, other, target)
-        if received and _equal(view.tensors(received[-1]), start):
+        if not received:
+            continue
+        model = view.tensors(received[-1])
+        if model.keys() == start.keys() and all(torch.equal(model[name], start[name]) for name in model):
             uploads.append(other)
     return uploads
-
-
-def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

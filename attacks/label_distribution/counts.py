@@ -16,8 +16,6 @@ from .._uploads import with_payload
 from ._guesses import guesses, sent_by, uniform
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from fdaudit.adversary.knowledge import Knowledge
@@ -71,8 +69,14 @@ class LabelCounts:
         def shares(target: str) -> Tensor | None:
             by_message = []
             for kind in _KINDS:
-                messages = with_payload(view.select(kind=kind, sender=target))
-                by_message += [_counted(view.tensors(m), knowledge.classes) for m in messages]
+                for message in with_payload(view.select(kind=kind, sender=target)):
+                    tensors = view.tensors(message)
+                    if "counts" in tensors:
+                        by_message.append(tensors["counts"].double())
+                    else:
+                        labels = tensors["values"].flatten().long()
+                        counts = torch.bincount(labels, minlength=knowledge.classes)
+                        by_message.append(counts[: knowledge.classes].double())
             if not by_message:
                 return None
             # The mean over messages, where counts are sent more than once: each may have noise of its own.
@@ -82,10 +86,3 @@ class LabelCounts:
             return counts / counts.sum()
 
         return guesses(task.targets, shares, knowledge.classes)
-
-
-def _counted(tensors: Mapping[str, Tensor], classes: int) -> Tensor:
-    """Return the counts (C,), float64, that a message states, or those of the labels in it."""
-    if "counts" in tensors:
-        return tensors["counts"].double()
-    return torch.bincount(tensors["values"].flatten().long(), minlength=classes)[:classes].double()

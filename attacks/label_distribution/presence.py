@@ -85,7 +85,12 @@ class LabelPresence:
 
     def _shares(self, view: View, knowledge: Knowledge, target: str) -> Tensor | None:
         """Return a victim's shares (C,), float64; None if nothing of it is in view."""
-        tables = _tables(view, target, knowledge.classes)
+        # A table a message: also soft labels with a row for each class.
+        tables = []
+        for m in with_payload(view.select(sender=target)):
+            by_class = m.kind == _TABLES or (m.kind == "soft_labels" and "index" not in m.tensors)
+            if by_class and m.tensors["values"].shape == (knowledge.classes, knowledge.classes):
+                tables.append(view.tensors(m)["values"].cpu())
         if tables and view.hyperparameters.get("share") == "hard":
             counts = records_of_class(tables)
             if counts is not None:
@@ -147,16 +152,6 @@ def top_classes(view: View, client: str, classes: int) -> Tensor | None:
         if len(top):
             return _shares_of(torch.bincount(top, minlength=classes).double())
     return None
-
-
-def _tables(view: View, client: str, classes: int) -> list[Tensor]:
-    """Return a client's class means (C, C), a message each: also soft labels with a row for each class."""
-    tables = []
-    for m in with_payload(view.select(sender=client)):
-        by_class = m.kind == _TABLES or (m.kind == "soft_labels" and "index" not in m.tensors)
-        if by_class and m.tensors["values"].shape == (classes, classes):
-            tables.append(view.tensors(m)["values"].cpu())
-    return tables
 
 
 def _means_without_members(view: View, classes: int) -> list[Tensor]:

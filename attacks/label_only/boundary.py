@@ -16,7 +16,7 @@ from .base import Given, LabelOnly, LabelOnlyConfig, Voter
 from .hopskipjump import Boundary, Schedule, boundary_distances
 
 if TYPE_CHECKING:
-    from fdaudit.adversary.knowledge import Knowledge
+    pass
 
 __all__ = ["BoundaryDistance", "BoundaryDistanceConfig", "note_on", "scores_of"]
 
@@ -81,7 +81,14 @@ class BoundaryDistance(LabelOnly):
         """Return distances (n,), and a note on candidates without a measured distance."""
         n = len(challenge.y)
         count = min(self.config.starts, max(1, n * questions // 10))
-        starts = self._starts(challenge.x, count, given.knowledge, given.generator)
+        if self.config.start == "noise" or given.knowledge.auxiliary is None:
+            starts = torch.rand(count, *challenge.x.shape[1:], generator=given.generator)
+        else:
+            records = given.knowledge.auxiliary[0]
+            own = min(len(records), count // 2)
+            noise = torch.rand(count - own, *challenge.x.shape[1:], generator=given.generator)
+            chosen = torch.randperm(len(records), generator=given.generator)[:own]
+            starts = torch.cat([records[chosen].to(noise), noise])
         schedule = Schedule(
             queries=(n * questions - len(starts)) // n,
             directions=self.config.directions,
@@ -92,15 +99,6 @@ class BoundaryDistance(LabelOnly):
             ask, challenge.x, challenge.y, starts, ask(starts), schedule, given.generator
         )
         return scores_of(boundary), note_on(boundary)
-
-    def _starts(self, x: Tensor, count: int, knowledge: Knowledge, generator: torch.Generator) -> Tensor:
-        if self.config.start == "noise" or knowledge.auxiliary is None:
-            return torch.rand(count, *x.shape[1:], generator=generator)
-        records = knowledge.auxiliary[0]
-        own = min(len(records), count // 2)
-        noise = torch.rand(count - own, *x.shape[1:], generator=generator)
-        chosen = torch.randperm(len(records), generator=generator)[:own]
-        return torch.cat([records[chosen].to(noise), noise])
 
 
 def scores_of(boundary: Boundary) -> Tensor:

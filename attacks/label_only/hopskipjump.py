@@ -161,19 +161,17 @@ class _Walk:
             rows = (self._left >= overhead + _LEAST_DIRECTIONS).nonzero().squeeze(1)
             if not len(rows):
                 return
-            directions = self._directions(rows, t, overhead)
+            # A row uses up its queries if they are too few for another iteration.
+            budget = self._left[rows] - overhead
+            planned = round(self._schedule.directions * math.sqrt(t))
+            directions = torch.full_like(budget, planned).minimum(budget)
+            directions = torch.where(budget - directions < overhead + _LEAST_DIRECTIONS, budget, directions)
             v = self._gradient(rows, directions, t)
             stepped, moved = self._step(rows, v, t)
             rows = rows[moved]
             stepped = stepped[moved]
             self._move(rows, self._search(rows, stepped))
             t += 1
-
-    def _directions(self, rows: Tensor, t: int, overhead: int) -> Tensor:
-        """Return B_t for each row, or all remaining queries if they are too few for another iteration."""
-        budget = self._left[rows] - overhead
-        directions = torch.full_like(budget, round(self._schedule.directions * math.sqrt(t))).minimum(budget)
-        return torch.where(budget - directions < overhead + _LEAST_DIRECTIONS, budget, directions)
 
     # -- the three moves ------------------------------------------------------------------------------------
 

@@ -145,7 +145,14 @@ class SelectedClass:
         self._build(public)
         reached = (self._log_ratio(draws)[0] > 0).float().mean(0)
         self.near = (reached >= _REACHED).nonzero().squeeze(1)
-        self._levels = self._spread(sigmas, len(self.near))
+        if self._small:
+            # Levels of bandwidth that cover those of the prior draws, evenly spaced in logarithm.
+            low = float(sigmas.min())
+            high = float(sigmas.max())
+            rows = len(self._points)
+            affordable = max(_MOST_ENTRIES // (rows * (rows + len(self.near))), 1)
+            levels = min(math.ceil(math.log(high / low) / _STEP) + 1, affordable, _MOST_LEVELS)
+            self._levels = torch.logspace(math.log10(low), math.log10(high), levels)
         self._build(public[self.near])
 
     # -- guesses ------------------------------------------------------------------------------------------------
@@ -199,7 +206,11 @@ class SelectedClass:
     def _log_ratio(self, guesses: Guesses) -> tuple[Tensor, Tensor, Tensor]:
         """Return log w/τ (b, q) from candidates alone, log τ (b,), and levels of bandwidths (b,)."""
         record, role = guesses.record, guesses.role
-        level = self._level(guesses)
+        if len(self._levels) == 1:
+            level = torch.zeros(len(guesses.role), dtype=torch.long)
+        else:
+            borders = (self._levels[1:] * self._levels[:-1]).sqrt().contiguous()
+            level = torch.bucketize(self._bandwidths(guesses), borders)
         index = level[:, None] * len(self._points) + record
         weight = (role == KNOWN).float()
         among = F.embedding_bag(index, self._among, mode="sum", per_sample_weights=weight)
@@ -237,24 +248,6 @@ class SelectedClass:
         self._at_public, self._among = torch.cat(at_public), torch.cat(among)
         if mean:
             self._mean, self._scale = torch.stack(mean), torch.stack(scale)
-
-    def _spread(self, sigmas: Tensor, near: int) -> Tensor:
-        """Return levels of bandwidth that cover those of the prior draws, evenly spaced in logarithm."""
-        low = float(sigmas.min())
-        high = float(sigmas.max())
-        if not self._small:
-            return self._levels
-        rows = len(self._points)
-        affordable = max(_MOST_ENTRIES // (rows * (rows + near)), 1)
-        levels = math.ceil(math.log(high / low) / _STEP) + 1
-        return torch.logspace(math.log10(low), math.log10(high), min(levels, affordable, _MOST_LEVELS))
-
-    def _level(self, guesses: Guesses) -> Tensor:
-        """Return the level of bandwidth of each guess (b,)."""
-        if len(self._levels) == 1:
-            return torch.zeros(len(guesses.role), dtype=torch.long)
-        borders = (self._levels[1:] * self._levels[:-1]).sqrt().contiguous()
-        return torch.bucketize(self._bandwidths(guesses), borders)
 
     def _bandwidths(self, guesses: Guesses) -> Tensor:
         """Return σ of each guess (b,)."""

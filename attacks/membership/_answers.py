@@ -281,7 +281,8 @@ def treatment_of(kind: str, defenses: Sequence[Mapping[str, Any]], values: Tenso
             cell = 10.0 ** -int(described.get("decimals", 0))
             raised = False
         elif name == "uniform-quantization":
-            cell = _step(values)
+            steps = values.double().unique().diff()
+            cell = float(steps.min()) if len(steps) and math.isfinite(float(steps.min())) else 0.0
             raised = True
         elif name == "top-answers":
             top = int(described["k"])
@@ -318,9 +319,3 @@ def treatments(view: View, sender: str) -> Treatment:
         return Treatment()
     values = view.tensors(messages[-1])["values"]
     return treatment_of(messages[-1].kind, view.defenses_of(messages[-1]), values)
-
-
-def _step(values: Tensor) -> float:
-    """Return the smallest distance of two different values: the step of their grid."""
-    steps = values.double().unique().diff()
-    return float(steps.min()) if len(steps) and math.isfinite(float(steps.min())) else 0.0

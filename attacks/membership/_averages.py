@@ -202,13 +202,6 @@ def _on_generated(
     return [replace(ensembles[0], x=x, values=values)]
 
 
-def _noise(view: View, message: Message, tensors: Mapping[str, Tensor], clients: int) -> float:
-    """Return the variance of a defence's noise on each value of an average; of counts, on their shares of clients."""
-    values = tensors["counts"] if "counts" in tensors else tensors["values"]
-    variance = treatment_of(message.kind, view.defenses_of(message), values).variance
-    return variance / clients**2 if "counts" in tensors else variance
-
-
 def _ensemble(
     view: View,
     knowledge: Knowledge,
@@ -228,8 +221,10 @@ def _ensemble(
     some = evenly_spread(len(index), most)
     index = index[some]
     values = values[some]
-    noise = _noise(view, message, tensors, len(clients))
+    sent = tensors["counts"] if "counts" in tensors else tensors["values"]
+    variance = treatment_of(message.kind, view.defenses_of(message), sent).variance
     counted = "counts" in tensors
+    noise = variance / len(clients) ** 2 if counted else variance  # of a count, on its share of the clients
     # Noisy counts do not tell how many clients answered: each is then taken to vote for every sample.
     selects = view.hyperparameters.get("selector") not in (None, "none") and not (counted and noise)
     voters = None

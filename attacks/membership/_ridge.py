@@ -108,7 +108,12 @@ def regressed_in_parts(
         own: what is known about each coin's candidates.
     """
     about_candidates = [(one.theirs.flatten(1), one.mine.flatten(), one.noise) for one in own]
-    scaled = [_scaled(*part) for part in (*parts, *about_candidates)]
+    # Divide by the root of the shadows' mean squared distance from their mean, and noise.
+    scaled = []
+    for theirs, mine, noise in (*parts, *about_candidates):
+        spread = (theirs - theirs.mean(0)).square().sum(1).mean() + noise * len(mine)
+        scale = spread.sqrt().clamp_min(_FLOOR)
+        scaled.append((theirs / scale, mine / scale, noise / float(scale) ** 2))
     every = torch.cat([one[0] for one in scaled], 1)
     victim = torch.cat([one[1] for one in scaled])
     noise = sum(noise * len(mine) for _, mine, noise in scaled) / len(victim)
@@ -119,13 +124,6 @@ def regressed_in_parts(
         return joined
     alone = [regressed(theirs, coins, mine, noise) for theirs, mine, noise in scaled]
     return min(joined, stacked(alone, coins), key=lambda one: one.error)
-
-
-def _scaled(theirs: Tensor, mine: Tensor, noise: float) -> tuple[Tensor, Tensor, float]:
-    """Divide answers (m, d) and (d,) by the root of the shadows' mean squared distance from their mean, and noise."""
-    spread = (theirs - theirs.mean(0)).square().sum(1).mean() + noise * len(mine)
-    scale = spread.sqrt().clamp_min(_FLOOR)
-    return theirs / scale, mine / scale, noise / float(scale) ** 2
 
 
 def _by_coin(shared: tuple[Tensor, Tensor, float], own: Sequence[Own], coins: Tensor) -> Regressed:
@@ -173,7 +171,7 @@ def _kernel(theirs: Tensor, mine: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled_by_coin(own: Own) -> tuple[Tensor, Tensor, Tensor]:
-    """Return answers (k, m, e) and (k, e) of each coin, scaled as `_scaled` does, and the variance of noise (k,)."""
+    """Return answers (k, m, e) and (k, e), scaled by how much shadows differ, and the variance of noise (k,)."""
     theirs = own.theirs.double().movedim(1, 0)
     scale = (theirs - theirs.mean(1, keepdim=True)).square().sum(2).mean(1).sqrt().clamp_min(_FLOOR)
     return theirs / scale[:, None, None], own.mine.double() / scale[:, None], own.noise / scale.square()

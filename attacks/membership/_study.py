@@ -186,9 +186,21 @@ def drawn(
     # Drawn apart: of two numbers of shadows the smaller one's are the first of the larger one's.
     inside, coins = _coins(challenge, count, paired, child(seed, "matched", "coins", challenge.target))
     draws = child(seed, "matched", "others", challenge.target)
+    # Auxiliary records for the client's non-candidates, by class if its class counts are known.
+    counts, total = told_counts(view, challenge.target)
+    others = torch.zeros(len(inside), len(y), dtype=torch.bool)
+    keys = torch.rand(len(inside), len(y), generator=draws)
+    if counts is not None and labels_of(y).one_class:
+        expected = torch.bincount(challenge.y, minlength=len(counts))[: len(counts)] / 2
+        for label, lacking in enumerate((counts - expected).round().clamp_min(0).long().tolist()):
+            of = (y == label).nonzero().squeeze(1)
+            chosen = of[keys[:, of].argsort(1)[:, :lacking]]
+            others.scatter_(1, chosen, True)
+    elif total is not None:
+        others.scatter_(1, keys.argsort(1)[:, : max(total - int(inside[0].sum()), 0)], True)
     return Study(
         inside=inside,
-        others=_others(view, y, challenge, int(inside[0].sum()), inside, draws),
+        others=others,
         coins=coins,
         pool=(torch.cat([challenge.x, x]), torch.cat([challenge.y, y])),
         # Shadows of two clients have nothing in common: what is read off sums of them would count it as their coins.
@@ -241,24 +253,6 @@ def _coins(challenge: Challenge, count: int, paired: bool, draws: torch.Generato
     order = torch.rand(count, n, generator=draws).argsort(1)
     inside.scatter_(1, order[:, : max(n // 2, 1)], True)
     return inside, inside.double() * 2 - 1
-
-
-def _others(
-    view: View, y: Tensor, challenge: Challenge, members: int, inside: Tensor, draws: torch.Generator
-) -> Tensor:
-    """Draw auxiliary records (m, a) for the client's non-candidates, by class if its class counts are known."""
-    counts, total = told_counts(view, challenge.target)
-    masks = torch.zeros(len(inside), len(y), dtype=torch.bool)
-    keys = torch.rand(len(inside), len(y), generator=draws)
-    if counts is not None and labels_of(y).one_class:
-        expected = torch.bincount(challenge.y, minlength=len(counts))[: len(counts)] / 2
-        for label, lacking in enumerate((counts - expected).round().clamp_min(0).long().tolist()):
-            of = (y == label).nonzero().squeeze(1)
-            chosen = of[keys[:, of].argsort(1)[:, :lacking]]
-            masks.scatter_(1, chosen, True)
-    elif total is not None:
-        masks.scatter_(1, keys.argsort(1)[:, : max(total - members, 0)], True)
-    return masks
 
 
 # -- their models -----------------------------------------------------------------------------------------------------

@@ -123,15 +123,6 @@ class CandidateAnswers:
             yield recorded(view, knowledge, self.config.most, round=number, kinds=_KINDS)
 
 
-def _places(answers: RecordedAnswers, challenge: Challenge) -> tuple[Tensor, Tensor]:
-    """Return the candidates (k,) that a client answered for, and the rows (k,) of its answers about them."""
-    rows = {image.numpy().tobytes(): row for row, image in enumerate(answers.x.cpu().contiguous())}
-    found = [rows.get(image.numpy().tobytes(), -1) for image in challenge.x.cpu().contiguous()]
-    place = torch.tensor(found, dtype=torch.int64)
-    candidates = (place >= 0).nonzero().flatten()
-    return candidates, place[candidates]
-
-
 def _probed(answers: RecordedAnswers, challenge: Challenge, reach: float) -> tuple[Tensor, Tensor]:
     """Return pairs of a candidate (k,) and the row (k,) of an answer about it or about a probe of it.
 
@@ -157,7 +148,11 @@ def _confidences(answers: RecordedAnswers, challenge: Challenge, reach: float) -
     if answers.kind == "hard_labels" and reach > 0:
         candidates, rows = _probed(answers, challenge, reach)
     else:
-        candidates, rows = _places(answers, challenge)
+        row_of = {image.numpy().tobytes(): row for row, image in enumerate(answers.x.cpu().contiguous())}
+        places = [row_of.get(image.numpy().tobytes(), -1) for image in challenge.x.cpu().contiguous()]
+        place = torch.tensor(places, dtype=torch.int64)
+        candidates = (place >= 0).nonzero().flatten()
+        rows = place[candidates]
     values = answers.values[rows].double()
     probabilities = values.softmax(1) if answers.kind == "logits" else values
     phi = confidence(probabilities, challenge.y[candidates].cpu())

@@ -148,7 +148,12 @@ class CoinRegression:
         guesses: list[Membership] = []
         for name, challenge in task.challenges.items():
             heard = answers.get(name, [])
-            uploads = self._uploaded(view, knowledge, name)
+            sent = _uploads(view, knowledge, name)
+            uploads = list[_CoinEvidence]()
+            for k in evenly_spread(len(sent), self.config.uploads).tolist():
+                message, start = sent[k]
+                change = _change(after(view, message, start), start)
+                uploads.append(_CoinEvidence(values=change, kind="change", start=start))
             if not heard and not uploads:
                 continue
             for count in _looks(self.config.shadows):
@@ -163,17 +168,6 @@ class CoinRegression:
             )
             guesses.append(guess)
         return tuple(guesses)
-
-    def _uploaded(self, view: View, knowledge: Knowledge, target: str) -> list[_CoinEvidence]:
-        """What a client's uploads changed in the models that it had received, spread over all that it sent."""
-        uploads = _uploads(view, knowledge, target)
-        chosen = evenly_spread(len(uploads), self.config.uploads).tolist()
-        changes = []
-        for k in chosen:
-            message, start = uploads[k]
-            changed = _change(after(view, message, start), start)
-            changes.append(_CoinEvidence(values=changed, kind="change", start=start))
-        return changes
 
     def _regressed(
         self,

@@ -119,7 +119,10 @@ class DistillationLiRA:
             inside[name] = study.inside[: len(teachers)]
             lessons.append((x, _as(answers[name], kind)))
             for model in teachers:
-                values = _taught(knowledge, model, x, answers[name].kind)
+                logits = core_of(knowledge).predict(model, x)
+                values = logits.softmax(1)
+                if answers[name].kind == "logits":
+                    values = logits - logits.mean(1, keepdim=True)
                 own = replace(answers[name], values=answers[name].treatment.as_sent(values))
                 lessons.append((x, _as(own, kind)))
         taught = iter(_distilled(knowledge, lessons, kind, self.config))
@@ -244,12 +247,6 @@ def _phi(knowledge: Knowledge, model: Parameters, challenge: Challenge) -> Tenso
 
 def _phis(knowledge: Knowledge, models: Sequence[Parameters], challenge: Challenge) -> Tensor:
     return torch.stack([_phi(knowledge, model, challenge) for model in models])
-
-
-def _taught(knowledge: Knowledge, teacher: Parameters, x: Tensor, kind: str) -> Tensor:
-    """Return the answers of a model of the adversary's own, as a client gives them: logits or probabilities (n, C)."""
-    z = core_of(knowledge).predict(teacher, x)
-    return z - z.mean(1, keepdim=True) if kind == "logits" else z.softmax(1)
 
 
 def _distilled(

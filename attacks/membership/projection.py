@@ -232,7 +232,11 @@ class UpdateProjection:
         y: Tensor,
         generator: torch.Generator,
     ) -> Tensor:
-        looked_at = _coordinates(module, len(y), generator)
+        count = sum(p.numel() for p in module.parameters())
+        most = _MOST_VALUES // len(y)
+        looked_at = None  # every parameter
+        if count > most:
+            looked_at = torch.randperm(count, generator=generator)[:most].sort().values
         simulate = GradientMap(module, uploads[0]().models[0])
         device = next(module.parameters()).device
         records, labels = x.to(device)[:, None], y.to(device)[:, None]
@@ -328,10 +332,3 @@ def _missing(view: View, target: str, module: nn.Module) -> str:
     if any(shapes.get(name) != tuple(p.shape) for name, p in module.named_parameters()):
         return f"the model that {target} started from is of another network"
     return ""
-
-
-def _coordinates(module: nn.Module, candidates: int, generator: torch.Generator) -> Tensor | None:
-    """Return the selected parameters; None means all."""
-    count = sum(p.numel() for p in module.parameters())
-    most = _MOST_VALUES // candidates
-    return None if count <= most else torch.randperm(count, generator=generator)[:most].sort().values

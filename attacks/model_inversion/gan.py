@@ -75,7 +75,24 @@ def gan_prior(images: Tensor, config: GanConfig, device: torch.device) -> GanPri
     both = nn.ModuleDict({"generator": prior.generator, "discriminator": prior.discriminator})
 
     def made(draws: torch.Generator) -> dict[str, Tensor]:
-        _fit(prior, images, config, draws, device)
+        # The non-saturating losses (Goodfellow 2014) in turn, from new initial weights.
+        fresh = _untrained(images, config, draws, device)
+        G, D = prior.generator, prior.discriminator
+        G.load_state_dict(fresh.generator.state_dict())
+        D.load_state_dict(fresh.discriminator.state_dict())
+        betas = (0.5, 0.99)
+        of_g = adam(G.parameters(), config.gan_lr, betas=betas)
+        of_d = adam(D.parameters(), config.gan_lr / 2, betas=betas)
+        for _ in range(config.gan_steps):
+            real = composites(images, config.batch, config.noise, draws).to(device)
+            fake = G(torch.randn(config.batch, config.latent, generator=draws).to(device))
+            of_d.zero_grad(set_to_none=True)
+            loss = F.softplus(-D(real)).mean() + F.softplus(D(fake.detach())).mean()
+            loss.backward()
+            of_d.step()
+            of_g.zero_grad(set_to_none=True)
+            F.softplus(-D(fake)).mean().backward()
+            of_g.step()
         return both.state_dict()
 
     both.load_state_dict(computed_once(card, [images], made))
@@ -89,26 +106,3 @@ def _untrained(images: Tensor, config: GanConfig, draws: torch.Generator, device
     G = build_generator(draws, config.latent, config.width, shape).to(device)
     D = build_discriminator(draws, 2 * config.width, shape).to(device)
     return GanPrior(G, D, config.latent)
-
-
-def _fit(
-    prior: GanPrior, images: Tensor, config: GanConfig, draws: torch.Generator, device: torch.device
-) -> None:
-    """Minimise the non-saturating losses (Goodfellow 2014) in turn, from new initial weights."""
-    fresh = _untrained(images, config, draws, device)
-    G, D = prior.generator, prior.discriminator
-    G.load_state_dict(fresh.generator.state_dict())
-    D.load_state_dict(fresh.discriminator.state_dict())
-    betas = (0.5, 0.99)
-    of_g = adam(G.parameters(), config.gan_lr, betas=betas)
-    of_d = adam(D.parameters(), config.gan_lr / 2, betas=betas)
-    for _ in range(config.gan_steps):
-        real = composites(images, config.batch, config.noise, draws).to(device)
-        fake = G(torch.randn(config.batch, config.latent, generator=draws).to(device))
-        of_d.zero_grad(set_to_none=True)
-        loss = F.softplus(-D(real)).mean() + F.softplus(D(fake.detach())).mean()
-        loss.backward()
-        of_d.step()
-        of_g.zero_grad(set_to_none=True)
-        F.softplus(-D(fake)).mean().backward()
-        of_g.step()

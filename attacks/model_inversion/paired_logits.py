@@ -97,20 +97,15 @@ class PairedLogits:
         guesses = []
         for target, pairs in by_victim.items():
             images = knowledge.public[pairs.index]
-            class_images = self._invert(pairs, images, generator, device)
+            config = self.config
+            client, server = evidence(pairs.client, config.floor), evidence(pairs.server, config.floor)
+            invert = fit_decoder(torch.cat([client, server], 1), images, config, generator, device)
+            # The pair of a class: a client certain of it, and a server in doubt.
+            doubt = server.mean(0).expand(server.shape[1], -1).clone()
+            doubt.diagonal().copy_(server.median(0).values)
+            class_images = invert(torch.cat([sure_of(client, config.quantile), doubt], 1))
             guesses += of_classes([target], class_images, torch.arange(len(class_images)))
         return tuple(guesses)
-
-    def _invert(
-        self, pairs: _LogitPairs, images: Tensor, generator: torch.Generator, device: torch.device
-    ) -> Tensor:
-        """Return the image (C, c, h, w) of each class's pair: a client certain of it, and a server in doubt."""
-        config = self.config
-        client, server = evidence(pairs.client, config.floor), evidence(pairs.server, config.floor)
-        invert = fit_decoder(torch.cat([client, server], 1), images, config, generator, device)
-        doubt = server.mean(0).expand(server.shape[1], -1).clone()
-        doubt.diagonal().copy_(server.median(0).values)
-        return invert(torch.cat([sure_of(client, config.quantile), doubt], 1))
 
     def _pairs(
         self, view: View, knowledge: Knowledge, task: AttackTask
@@ -134,7 +129,11 @@ class PairedLogits:
             if not others:
                 reasons.append(f"{target}: no others' answers to public samples in view")
                 continue
-            pairs = self._joined(view, len(knowledge.public), knowledge.classes, own, others)
+            n = len(knowledge.public)
+            client, client_answered = _last(view, own, n, knowledge.classes)
+            server, server_answered = _last(view, others, n, knowledge.classes)
+            both = (client_answered & server_answered).nonzero().squeeze(1)[: self.config.most_samples]
+            pairs = _LogitPairs(client[both], server[both], both)
             if len(pairs.index) < self.config.least_samples:
                 reasons.append(
                     f"{target}: {len(pairs.index)} public samples answered by both sides, "
@@ -143,15 +142,6 @@ class PairedLogits:
             else:
                 by_victim[target] = pairs
         return by_victim, "; ".join(reasons)
-
-    def _joined(
-        self, view: View, n: int, classes: int, own: Iterable[Message], others: Iterable[Message]
-    ) -> _LogitPairs:
-        """Return the last answers of both sides to those of n samples that both answered."""
-        client, client_answered = _last(view, own, n, classes)
-        server, server_answered = _last(view, others, n, classes)
-        both = (client_answered & server_answered).nonzero().squeeze(1)[: self.config.most_samples]
-        return _LogitPairs(client[both], server[both], both)
 
 
 def _last(view: View, messages: Iterable[Message], n: int, classes: int) -> tuple[Tensor, Tensor]:

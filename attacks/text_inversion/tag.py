@@ -181,7 +181,18 @@ class _Matching:
 
     def matched(self, noise: Tensor, config: TAGConfig) -> tuple[float, Tensor]:
         """Return the distance, and weights (n, long, B), of one start."""
-        logits = (self._start() + 0.1 * noise).requires_grad_()
+        # Of the least squares for one text or several, or zeros.
+        n, length = self._ids.shape
+        place = _positions(self._module, length)
+        if place is None:
+            start = torch.zeros(n, self._long, len(self._words))
+        else:
+            by_word = self._sent[f"{self._name}.weight"][self._words].double()
+            name, marks = place
+            by_place = self._sent[f"{name}.weight"][marks : marks + self._long].double()
+            share: Tensor = torch.linalg.lstsq(by_place.T, by_word.T, driver="gelsd").solution  # (long, B)
+            start = (2 * share.clamp(0, 1)).float().expand(n, -1, -1).clone()
+        logits = (start + 0.1 * noise).requires_grad_()
         optimizer = adam([logits], config.lr, fused=False)
         best, best_logits = float("inf"), logits.detach().clone()
         for _ in range(config.iterations):
@@ -214,18 +225,6 @@ class _Matching:
         table = self._trained[f"{self._name}.weight"]
         mean = self._weights @ table[self._words]
         return torch.cat([mean, output[:, self._long :]], 1)
-
-    def _start(self) -> Tensor:
-        """Return logits of words by position: of the least squares for one text or several, or zeros."""
-        n, length = self._ids.shape
-        place = _positions(self._module, length)
-        if place is None:
-            return torch.zeros(n, self._long, len(self._words))
-        by_word = self._sent[f"{self._name}.weight"][self._words].double()
-        name, marks = place
-        by_place = self._sent[f"{name}.weight"][marks : marks + self._long].double()
-        share: Tensor = torch.linalg.lstsq(by_place.T, by_word.T, driver="gelsd").solution  # (long, B)
-        return (2 * share.clamp(0, 1)).float().expand(n, -1, -1).clone()
 
 
 def _positions(module: nn.Module, length: int) -> tuple[str, int] | None:

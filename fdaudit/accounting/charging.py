@@ -170,8 +170,9 @@ class EpsilonEntry:
             parts = [part for part in inputs if not isinstance(self._common.get(part.seq), Unchanged)]
             shares = dict[str, tuple[int, Gaussian]]()
             for part in parts:
-                event = self._share(part.seq)
-                if event is not None:
+                event = self._common.get(part.seq)
+                alone = len(self.graph.messages[part.seq].defenses) <= 1  # the noise enters as it was drawn
+                if alone and isinstance(event, Gaussian) and event.count == 1:
                     shares[part.sender] = (part.seq, event)
             if victim not in shares or len({part.sender for part in parts}) != len(parts):
                 continue
@@ -194,14 +195,6 @@ class EpsilonEntry:
     @cached_property
     def _uses(self) -> Mapping[int, frozenset[State]]:
         return self.graph.uses(self.seen)
-
-    def _share(self, seq: int) -> Gaussian | None:
-        """Return the noise that a message adds to a sum, or None if the noise does not enter as it was drawn."""
-        event = self._common.get(seq)
-        alone = len(self.graph.messages[seq].defenses) <= 1
-        if alone and isinstance(event, Gaussian) and event.count == 1:
-            return event
-        return None
 
     def _costs(self, gates: Collection[int], victim: str) -> list[dict[int, float]]:
         """Return, by order, the cost of each message that may be charged."""

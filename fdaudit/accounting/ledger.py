@@ -385,10 +385,20 @@ class Books:
             remedy = "Give the dataset groups: a column `group`, `train_groups`, pictures or persons."
             raise SpecError("unit", unit, "needs to know which records belong together", remedy)
         members = members_of(view, self.parties)
+        seqs = []
+        for m in self._recorded:
+            overheard = EAVESDROPPER in members and any(r != m.sender for r in m.receivers)
+            fixed = (m.kind, role(m.sender)) in self.fixed_sizes and m.sender not in self._departed
+            telling = self.transport == "plain" or not fixed
+            if any(p in members for p in m.parties()) or (overheard and telling):
+                seqs.append(m.seq)
+        for asking in (members, self._departed):  # who departs may hand on what it is answered
+            seqs += [o.message.seq for o in self.oracles if o.open_to(asking, self.transport)]
+        seen = list(dict.fromkeys(seqs))
         return EpsilonEntry(
             graph=self._graph,
             members=members,
-            seen=self._seen(members),
+            seen=seen,
             delta=delta,
             unit="record" if unit == "group" else unit,
             group=self.groups.largest if unit == "group" and self.groups else 1,
@@ -400,19 +410,6 @@ class Books:
 
     def _victims(self, view: str) -> list[str]:
         return [client for client in self.clients(view) if client not in self._departed]
-
-    def _seen(self, members: Collection[str]) -> list[int]:
-        """Return the `seq` of messages, oracle answers and informative sizes that reach a view."""
-        seqs = []
-        for m in self._recorded:
-            overheard = EAVESDROPPER in members and any(r != m.sender for r in m.receivers)
-            fixed = (m.kind, role(m.sender)) in self.fixed_sizes and m.sender not in self._departed
-            telling = self.transport == "plain" or not fixed
-            if any(p in members for p in m.parties()) or (overheard and telling):
-                seqs.append(m.seq)
-        for asking in (members, self._departed):  # who departs may hand on what it is answered
-            seqs += [o.message.seq for o in self.oracles if o.open_to(asking, self.transport)]
-        return list(dict.fromkeys(seqs))
 
     def _beyond_messages(self, entry: EpsilonEntry, unit: Unit) -> str:
         """Return a reason outside the messages why no ε can be claimed, or an empty text."""

@@ -407,7 +407,9 @@ def _visible(log: bytes) -> Iterator[Message]:
         if len(line) > LINE_BYTES.most:
             raise IntegrityError([f"{LOG} has {LINE_BYTES.refusal(len(line))}"])
         if line.startswith(b'{"line_sha256":'):
-            hidden = _hidden(line)
+            hidden = json.loads(line)
+            if set(hidden) != {"line_sha256", "seq"} or not isinstance(hidden["line_sha256"], str):
+                raise ValueError("a hidden line has fields other than seq and line_sha256")
             previous, number = hidden["line_sha256"], hidden["seq"]
         else:
             message = Message.from_line(line)
@@ -417,11 +419,3 @@ def _visible(log: bytes) -> Iterator[Message]:
             yield message
         if number != seq:
             raise IntegrityError([f"{LOG} line {seq + 1}: seq is {number}, not {seq}"])
-
-
-def _hidden(line: bytes) -> dict[str, Any]:
-    """Return a hidden message's line in an exported view: its `seq` and the SHA-256 of the original line."""
-    value = json.loads(line)
-    if set(value) != {"line_sha256", "seq"} or not isinstance(value["line_sha256"], str):
-        raise ValueError("a hidden line has fields other than seq and line_sha256")
-    return dict(value)

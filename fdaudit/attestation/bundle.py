@@ -95,21 +95,17 @@ def evidence(
         IntegrityError: the run's record was changed; nothing was written.
     """
     target, source = Path(out), run.directory
-    key = _key(sign, passphrase)
+    key = None
+    if sign is not None:
+        from .keys import private_key
+
+        key = private_key(Path(sign), passphrase)
     refuse(source, target)
     with writing(source):  # no other process changes its attacks or its result meanwhile
         paths = _paths(source)
         with written_whole(target) as scratch:
             _fill(scratch, source, paths, key)
     return target
-
-
-def _key(sign: Path | str | None, passphrase: Callable[[], str | None]) -> Ed25519PrivateKey | None:
-    if sign is None:
-        return None
-    from .keys import private_key
-
-    return private_key(Path(sign), passphrase)
 
 
 def refuse(source: Path, target: Path) -> None:

@@ -80,7 +80,10 @@ def verify_bundle(bundle: Path, *, key: Ed25519PublicKey | None = None, vault: P
             "What the run's files say was not read: something in the bundle is no regular file."
         )
         return outcome
-    _check_run(bundle / RUN, outcome)
+    try:
+        outcome.findings += [f"{RUN}: {finding}" for finding in verify(bundle / RUN)]
+    except FdauditError as error:
+        outcome.findings.append(f"{RUN}: {error}")
     if statement is not None:
         _check_facts(bundle / RUN, statement, outcome)
     if vault is not None:
@@ -175,13 +178,6 @@ def differences(due: Any, found: Any, by: str) -> list[str]:
 
 
 # -- the run --------------------------------------------------------------------------------------------------
-
-
-def _check_run(run: Path, outcome: Outcome) -> None:
-    try:
-        outcome.findings += [f"{RUN}: {finding}" for finding in verify(run)]
-    except FdauditError as error:
-        outcome.findings.append(f"{RUN}: {error}")
 
 
 def _check_facts(run: Path, statement: Statement, outcome: Outcome) -> None:

@@ -58,7 +58,12 @@ def check_vault(vault: Path, stated: Mapping[str, Any], manifest: Mapping[str, A
     Returns:
         One sentence for each defect; empty when there is none.
     """
-    missing = [name for name in stated["files"] if not _is_plain(vault, name)]
+    missing = []
+    for name in stated["files"]:
+        path = vault / name
+        above = [path, *path.parents[: len(Path(name).parts) - 1]]
+        if not path.is_file() or any(p.is_symlink() for p in above):
+            missing.append(name)
     if missing:
         return [f"vault: {name} is missing, or no regular file" for name in missing]
     try:
@@ -90,9 +95,3 @@ def check_truth(vault: Path, manifest: Mapping[str, Any]) -> list[str]:
 
 def _digest(secrets: Secrets, entries: list[ListedFile]) -> str:
     return secrets.commit("vault", canonical(list(map(asdict, entries))))
-
-
-def _is_plain(vault: Path, name: str) -> bool:
-    path = vault / name
-    above = [path, *path.parents[: len(Path(name).parts) - 1]]
-    return path.is_file() and not any(p.is_symlink() for p in above)

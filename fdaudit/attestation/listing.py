@@ -80,20 +80,17 @@ def walk(directory: Path) -> Iterator[tuple[str, Kind]]:
             raise IntegrityError([f"{'/'.join(parts) or '.'} cannot be read ({error.strerror})"]) from None
         for entry in entries:
             below = (*parts, entry.name)
-            kind = _kind(entry)
-            if kind == "folder" and len(below) == _DEPTH:
+            kind: Kind = "other"
+            if entry.is_symlink():
+                kind = "link"
+            elif entry.is_dir(follow_symlinks=False) and len(below) == _DEPTH:
                 kind = "deep"
-            elif kind == "folder":
+            elif entry.is_dir(follow_symlinks=False):
+                kind = "folder"
                 pending.append(below)
+            elif entry.is_file(follow_symlinks=False):
+                kind = "file"
             yield "/".join(below), kind
-
-
-def _kind(entry: os.DirEntry[str]) -> Kind:
-    if entry.is_symlink():
-        return "link"
-    if entry.is_dir(follow_symlinks=False):
-        return "folder"
-    return "file" if entry.is_file(follow_symlinks=False) else "other"
 
 
 def survey(directory: Path, sizes: Mapping[str, int]) -> tuple[dict[str, ListedFile], set[str], list[str]]:

@@ -46,8 +46,13 @@ def contained(
             return False
         if smaller.sizes and EAVESDROPPER not in larger.members:
             return False
-        asked = (oracle for oracle in oracles if oracle.open_to(smaller.members, transport))
-        return all(_may_answer(larger, oracle, transport, forms) for oracle in asked)
+        for oracle in oracles:
+            if not oracle.open_to(smaller.members, transport):
+                continue
+            holds = oracle.kind is None and published(larger.messages, forms) is not None
+            if not (holds or oracle.open_to(larger.members, transport)):
+                return False
+        return True
 
     contents: dict[str, list[str]] = {name: [] for name in by_name}
     for name, view in by_name.items():
@@ -59,9 +64,3 @@ def contained(
             if contains(by_name[larger], view):
                 contents[larger].append(name)
     return tuple(ViewRow(adversary=name, contains=tuple(names)) for name, names in contents.items())
-
-
-def _may_answer(view: View, oracle: Access, transport: str, forms: Forms | None) -> bool:
-    """Return whether an adversary may query the oracle, or holds the published model behind it."""
-    holds = oracle.kind is None and published(view.messages, forms) is not None
-    return holds or oracle.open_to(view.members, transport)

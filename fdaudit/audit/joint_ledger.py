@@ -228,7 +228,11 @@ class JointRuns:
                 books = books.if_departed(away[number])
             accounts = books.accounts(view, unit=unit, relation=relation or books.choices.relation)
             relation = accounts.relation
-            of_runs.append(self._without_public(accounts, number))
+            # Without ε for clients whose records another run gives to adversaries.
+            reasons = self._handed_out[number]
+            causes = {client: why for client, why in reasons.items() if client in accounts.charges}
+            charges = {client: ways for client, ways in accounts.charges.items() if client not in reasons}
+            of_runs.append(replace(accounts, charges=charges, causes={**accounts.causes, **causes}))
         joint = joined(of_runs, self.names, holders, delta)
         if holders is None:
             matching = _UNMATCHED.format(unit=unit)
@@ -238,13 +242,6 @@ class JointRuns:
             matching = _APART
         assumptions = (*joint.accounts.assumptions, _ADAPTIVE, matching)
         return replace(joint, accounts=replace(joint.accounts, assumptions=assumptions))
-
-    def _without_public(self, accounts: Accounts, number: int) -> Accounts:
-        """Return one run's accounts, without ε for clients whose records another run gives to adversaries."""
-        reasons = self._handed_out[number]
-        causes = {client: why for client, why in reasons.items() if client in accounts.charges}
-        charges = {client: ways for client, ways in accounts.charges.items() if client not in reasons}
-        return replace(accounts, charges=charges, causes={**accounts.causes, **causes})
 
     @property
     def _cases(self) -> tuple[Case, ...]:

@@ -23,7 +23,6 @@ from fdaudit.storage.locks import together, writing
 from fdaudit.storage.timings import note_time, read_timings
 from fdaudit.storage.tree import refuse_links
 from fdaudit.transcript.manifest import MANIFEST, versions, write_manifest
-from fdaudit.transcript.transcript import Position
 
 __all__ = ["attacked", "federated", "perform"]
 
@@ -87,7 +86,18 @@ def federated(
             stand_by(case)
         tick(case.protocol.card.name, 0, case.protocol_config.rounds)
         seconds = time.perf_counter()
-        _seal(run, federate(run, tick, budget))
+        # The federation is finished: later changes to its record become visible.
+        end = federate(run, tick, budget)
+        write_manifest(
+            run.path,
+            {
+                "head": end.head,
+                "messages": end.seq,
+                "commitments": run.commitments,
+                "spec_sha256": run.case.spec.digest(),
+                "versions": versions(),
+            },
+        )
         malloc.give_back()
         note_time(out, "federation", time.perf_counter() - seconds)
         return run
@@ -137,17 +147,3 @@ def _report_early(run: RunDirectory, written: Callable[[str], None], to_come: Se
 
 
 # -- the stages -----------------------------------------------------------------------------------------------
-
-
-def _seal(run: RunDirectory, end: Position) -> None:
-    """Write the manifest: the federation is finished, and later changes to its record become visible."""
-    write_manifest(
-        run.path,
-        {
-            "head": end.head,
-            "messages": end.seq,
-            "commitments": run.commitments,
-            "spec_sha256": run.case.spec.digest(),
-            "versions": versions(),
-        },
-    )

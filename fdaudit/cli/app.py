@@ -221,7 +221,10 @@ def run(
     if spec is None and not (resume and out is not None):
         raise UsageError("SPEC", None, "is missing", "Give a spec, or --resume with --out.")
     if twin and spec is not None:
-        _refuse_honest(spec)
+        from fdaudit.spec.schema import load_spec
+        from fdaudit.twin import refuse_honest
+
+        refuse_honest(load_spec(spec), str(spec))
     with together():  # no other process writes between the run and its report
         with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
             finished = api.run(
@@ -490,14 +493,6 @@ def _beside(run: Run, ending: str) -> Path:
     if directory.name in ("", ".."):
         directory = directory.resolve()
     return directory.with_name(f"{directory.name}-{ending}")
-
-
-def _refuse_honest(spec: Path) -> None:
-    """Refuse a spec without deviations before it runs."""
-    from fdaudit.spec.schema import load_spec
-    from fdaudit.twin import refuse_honest
-
-    refuse_honest(load_spec(spec), str(spec))
 
 
 @app.command()

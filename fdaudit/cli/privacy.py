@@ -75,7 +75,13 @@ def ledger(
         ledgers += [opened.ledger(view, **terms, relation=one) for one in relations]
     files: list[str] = []
     if curve is not None and not isinstance(opened, ChosenRun):
-        files = _written(opened, ledgers, curve)
+        from fdaudit.audit.ledger_files import write_profiles
+
+        profiles = [
+            opened.profile(entry.view, delta=entry.delta, unit=entry.unit, relation=entry.relation)
+            for entry in ledgers
+        ]
+        files = [str(path) for path in write_profiles(profiles, curve, delta=ledgers[0].delta)]
     if as_json:
         entries = [_plain(entry) for entry in ledgers]
         show(json.dumps(entries if curve is None else {"ledger": entries, "files": files}))
@@ -116,24 +122,20 @@ def _chosen(runs: list[Path], sweep: Path, curve: Path | None) -> ChosenRun:
     return ChosenRun(sweep, runs[0])
 
 
-def _written(opened: Run | JointRuns, ledgers: Sequence[Ledger], directory: Path) -> list[str]:
-    """Write the ledgers' profiles to a directory, and return the paths of the files."""
-    from fdaudit.audit.ledger_files import write_profiles
-
-    profiles = [
-        opened.profile(entry.view, delta=entry.delta, unit=entry.unit, relation=entry.relation)
-        for entry in ledgers
-    ]
-    return [str(path) for path in write_profiles(profiles, directory, delta=ledgers[0].delta)]
-
-
 def _show_ledgers(ledgers: Sequence[Ledger], both_relations: bool) -> None:
     from fdaudit.accounting.accounts import rounded_up
     from fdaudit.audit.joint_ledger import JointLedger, Share
     from fdaudit.audit.ledgers import table
 
     if both_relations:
-        show(*_side_by_side(ledgers), "")
+        relations = get_args(Relation)
+        cells = {(entry.view, entry.relation): rounded_up(entry.epsilon) for entry in ledgers}
+        units = {entry.view: entry.unit for entry in ledgers}
+        lines = [f"{'adversary':<20} {relations[0]:>14} {relations[1]:>14}  unit"]
+        for view, unit in units.items():
+            both = " ".join(f"{cells[view, relation]:>14}" for relation in relations)
+            lines.append(f"{view:<20} {both}  {unit}")
+        show(*lines, "")
     show(*table(ledgers))
     shares = set[Share]()
     for entry in ledgers:
@@ -144,20 +146,6 @@ def _show_ledgers(ledgers: Sequence[Ledger], both_relations: bool) -> None:
     show("", "Each run alone, for the worst records")
     for share in sorted(shares, key=repr):
         show(f"  {share.run:<20} {share.client or 'not in it':<13} {rounded_up(share.epsilon)}")
-
-
-def _side_by_side(ledgers: Sequence[Ledger]) -> list[str]:
-    """Return a line per adversary with ε for both relations."""
-    from fdaudit.accounting.accounts import rounded_up
-
-    relations = get_args(Relation)
-    cells = {(entry.view, entry.relation): rounded_up(entry.epsilon) for entry in ledgers}
-    units = {entry.view: entry.unit for entry in ledgers}
-    lines = [f"{'adversary':<20} {relations[0]:>14} {relations[1]:>14}  unit"]
-    for view, unit in units.items():
-        both = " ".join(f"{cells[view, relation]:>14}" for relation in relations)
-        lines.append(f"{view:<20} {both}  {unit}")
-    return lines
 
 
 def calibrate(

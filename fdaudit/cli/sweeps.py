@@ -57,7 +57,13 @@ def sweep(
         show(*_table(index), *_choice(index), "", f"sweep   {out}")
     if gone:
         say(f"{len(gone)} runs of an earlier grid are kept, and are not part of this one")
-    _end(index)
+    some_failed = False
+    for entry in index.runs:
+        if entry.in_grid and (entry.status == "failed" or (entry.status == "done" and entry.reason)):
+            say(f"{entry.called} ({entry.key}): {entry.reason}")
+            some_failed = True
+    if some_failed:
+        raise typer.Exit(1)
 
 
 def curve(
@@ -191,14 +197,3 @@ def _choice(index: Index) -> list[str]:
                 f"        {entry.adversary}: ε {entry.epsilon:.3g} of {all_runs} at δ {entry.delta:g}"
             )
     return lines
-
-
-def _end(index: Index) -> None:
-    """Print a line for each failed run, and then exit with 1."""
-    some_failed = False
-    for entry in index.runs:
-        if entry.in_grid and (entry.status == "failed" or (entry.status == "done" and entry.reason)):
-            say(f"{entry.called} ({entry.key}): {entry.reason}")
-            some_failed = True
-    if some_failed:
-        raise typer.Exit(1)

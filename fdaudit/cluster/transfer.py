@@ -76,7 +76,11 @@ def write_tree(tree: Tree, directory: Path, below: Sequence[str] = ("",)) -> Non
         IntegrityError: a name leads out of these parts; nothing was written.
     """
     for name in tree:
-        _refuse_outside(name, below)
+        pure = PurePosixPath(name) if isinstance(name, str) else PurePosixPath()
+        if not pure.parts or "\0" in str(pure) or pure.is_absolute() or ".." in pure.parts:
+            raise IntegrityError([f"{name!r} is no name of a file that was sent"])
+        if not any(pure.is_relative_to(part) for part in below):
+            raise IntegrityError([f"{name!r} is no file that may change here"])
     removed = [name for name, content in tree.items() if content is None]
     for name in sorted(removed, reverse=True):
         path = directory / name
@@ -91,11 +95,3 @@ def write_tree(tree: Tree, directory: Path, below: Sequence[str] = ("",)) -> Non
             path.chmod(content & 0o777)
     files = {directory / name: data for name, data in tree.items() if isinstance(data, bytes)}
     write_together(files)
-
-
-def _refuse_outside(name: object, below: Sequence[str]) -> None:
-    path = PurePosixPath(name) if isinstance(name, str) else PurePosixPath()
-    if not path.parts or "\0" in str(path) or path.is_absolute() or ".." in path.parts:
-        raise IntegrityError([f"{name!r} is no name of a file that was sent"])
-    if not any(path.is_relative_to(part) for part in below):
-        raise IntegrityError([f"{name!r} is no file that may change here"])

@@ -105,7 +105,15 @@ def assumptions(case: Case, card: AttackCard) -> tuple[Assumption, ...]:
     # Two random halves of the classes; one half if there is only one class.
     order = torch.randperm(case.dataset.classes, generator=child(case.seed, "auxiliary", "halves"))
     halves = [tuple(sorted(half.tolist())) for half in order.tensor_split(2) if len(half)]
-    return tuple(_without(case, half) for half in halves)
+    x, y = case.auxiliary
+    assumed = []
+    for half in halves:
+        rows = ~torch.isin(y, torch.tensor(half))
+        if int(rows.sum()) < _LEAST:
+            assumed.append(Assumption(None, half))
+        else:
+            assumed.append(Assumption((x[rows], y[rows]), half))
+    return tuple(assumed)
 
 
 def others(case: Case) -> Assumption:
@@ -144,7 +152,13 @@ def known(
         public: (n, c, h, w) samples without labels, in place of the run's.
         train: a training core for the server's network; by default a new one.
     """
-    encoder = _encoder(case, held.records)
+    if held.records is case.auxiliary:
+        encoder = case.encoder
+    elif held.records is None or not case.dataset.task.inputs.encoded:
+        encoder = None
+    else:
+        seed = child_seed(case.seed, "encoder")
+        encoder = TaskEncoder(held.records, classes=case.dataset.classes, execution=case.execution, seed=seed)
     labels = None
     if public is None:
         public, labels = case.public, case.public_labels
@@ -171,15 +185,6 @@ def known(
         rehearse=rehearsal,
         task=case.dataset.task,
     )
-
-
-def _encoder(case: Case, records: tuple[Tensor, Tensor] | None) -> TaskEncoder | None:
-    if records is case.auxiliary:
-        return case.encoder
-    if records is None or not case.dataset.task.inputs.encoded:
-        return None
-    seed = child_seed(case.seed, "encoder")
-    return TaskEncoder(records, classes=case.dataset.classes, execution=case.execution, seed=seed)
 
 
 def merged(guesses: Sequence[Sequence[Guess]], assumed: Sequence[Assumption]) -> tuple[Guess, ...]:
@@ -257,11 +262,3 @@ def _variant(case: Case, variant: str) -> tuple[Tensor, Tensor] | None:
     if not len(y):
         return x, y
     return shifted(x), _turned(y)
-
-
-def _without(case: Case, half: tuple[int, ...]) -> Assumption:
-    x, y = case.auxiliary
-    rows = ~torch.isin(y, torch.tensor(half))
-    if int(rows.sum()) < _LEAST:
-        return Assumption(None, half)
-    return Assumption((x[rows], y[rows]), half)

@@ -208,8 +208,12 @@ def exposed(case: Case, members: Collection[str]) -> dict[str, Event | None]:
             continue
         if access.kind is not None:
             events |= dict.fromkeys(case.clients, _of_budget(case, access.kind))
-        else:
-            events |= dict.fromkeys(party for party in _holders(case) if not _will_publish(case, party))
+            continue
+        last: int = case.protocol_config.rounds - 1
+        for party in _holders(case):
+            silent = any(o.party == party and o.first <= last <= o.last for o in case.outages)
+            if silent or "model_parameters" in case.spec.withhold:  # it does not publish its model
+                events[party] = None
     return {party: event for party, event in events.items() if party not in members}
 
 
@@ -222,13 +226,6 @@ def _holders(case: Case) -> tuple[str, ...]:
             return (str(declared["from"]),)
         return case.clients[:1] if case.protocol.card.pools_data else case.clients
     return ()
-
-
-def _will_publish(case: Case, holder: str) -> bool:
-    """Return whether the spec lets a party publish its model."""
-    last: int = case.protocol_config.rounds - 1
-    silent = any(o.party == holder and o.first <= last <= o.last for o in case.outages)
-    return "model_parameters" not in case.spec.withhold and not silent
 
 
 def _of_released(case: Case, messages: Sequence[Message], finished: bool) -> Iterator[Message]:

@@ -53,7 +53,10 @@ class Flat:
             for key, part in value.items():
                 self._visit(part, (*keys, key))
             return
-        name = self._free_name(".".join(map(str, keys)))
+        # Other keys may join to the same text.
+        name = safe_name(".".join(map(str, keys)))
+        while name in self.tensors or f"{name}:bytes" in self.tensors:
+            name += "'"
         if _is_array(value):
             self._arrays[keys] = name
             self.tensors[name] = value
@@ -73,13 +76,6 @@ class Flat:
         if isinstance(value, bytes | bytearray | memoryview):
             tensors = as_bytes(name, bytes(value))
         self.tensors |= tensors
-
-    def _free_name(self, text: str) -> str:
-        """Return a name that no tensor has: other keys may join to the same text."""
-        name = safe_name(text)
-        while name in self.tensors or f"{name}:bytes" in self.tensors:
-            name += "'"
-        return name
 
     def _rebuilt(self, value: Any, keys: tuple[Any, ...], delivery: RecordedMessage) -> Any:
         if keys in self._arrays:

@@ -109,16 +109,12 @@ def set_ceiling() -> None:
 
     with suppress(OSError, ValueError):
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        ceiling = _held() + int(room * 1e9)
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        mapped = next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:"))
+        ceiling = mapped + int(room * 1e9)
         resource.setrlimit(
             resource.RLIMIT_DATA, (ceiling if most == resource.RLIM_INFINITY else min(ceiling, most), most)
         )
-
-
-def _held() -> int:
-    """Return the bytes of data that this process has mapped."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:"))
 
 
 def _available() -> int | None:

@@ -25,7 +25,6 @@ from fdaudit.federation.networks import Networks
 from fdaudit.federation.protocol import FederatedProtocol, ProtocolConfig, applies
 from fdaudit.kinds import MODELS
 from fdaudit.limits import MOST_TABLE
-from fdaudit.models import Architecture
 from fdaudit.models.network import matches
 from fdaudit.models.normalization import Normalization
 from fdaudit.parallel.memory import refuse_forecast
@@ -355,9 +354,24 @@ def _networks(card: Card, spec: Spec) -> Networks | None:
         raise SpecError(f"card.{error.field}", error.value, error.problem, error.remedy) from None
     largest = max(networks.distinct, key=lambda network: network.parameters)
     refuse_forecast("card.model.name", largest.name, _HELD * largest.parameters)
-    shared, *of_clients = [_as_clients_use(network, card) for network in (networks.shared, *networks.clients)]
+    # The networks take images in [0, 1], do what clients do to images, and freeze what they freeze.
+    normalization, patterns = None, card.training.frozen
+    if card.preprocess is not None and card.preprocess != PreprocessFacts():
+        normalization = Normalization.of(**card.preprocess.channels, span=card.preprocess.range)
+    shared, *of_clients = [
+        replace(network, normalization=normalization, frozen=patterns)
+        for network in (networks.shared, *networks.clients)
+    ]
     networks = Networks(shared, tuple(of_clients))
-    _refuse_false_patterns(networks, card.training.frozen)
+    names = {name for network in networks.distinct for name in network.parameter_shapes}
+    for pattern in patterns:
+        if not any(matches(name, pattern) for name in names):
+            examples = ", ".join(sorted(names)[:3])
+            problem = f"is no parameter of the network, which has {examples}, …"
+            raise SpecError("card.training.frozen", pattern, problem, "Correct it: names have no `prefix`.")
+    if patterns and not all(network.trained_parameters for network in networks.distinct):
+        problem = "leaves nothing to train"
+        raise SpecError("card.training.frozen", list(patterns), problem, "Leave out what clients train.")
     return networks
 
 
@@ -374,27 +388,6 @@ def _own_loss(card: Card, spec: Spec, networks: Networks | None) -> dict[str, An
     for network in networks.distinct:
         refuse_unusable(spec.loss, network, one_class=one_class)
     return {"loss": {"function": spec.loss}}
-
-
-def _as_clients_use(network: Architecture, card: Card) -> Architecture:
-    """Return a network that takes images in [0, 1], does what clients do to images, and freezes what they freeze."""
-    preprocess, normalization = card.preprocess, None
-    if preprocess is not None and preprocess != PreprocessFacts():
-        normalization = Normalization.of(**preprocess.channels, span=preprocess.range)
-    return replace(network, normalization=normalization, frozen=card.training.frozen)
-
-
-def _refuse_false_patterns(networks: Networks, patterns: Sequence[str]) -> None:
-    """Refuse a pattern of frozen parameters that matches none, and patterns that leave nothing to train."""
-    names = {name for network in networks.distinct for name in network.parameter_shapes}
-    for pattern in patterns:
-        if not any(matches(name, pattern) for name in names):
-            examples = ", ".join(sorted(names)[:3])
-            problem = f"is no parameter of the network, which has {examples}, …"
-            raise SpecError("card.training.frozen", pattern, problem, "Correct it: names have no `prefix`.")
-    if patterns and not all(network.trained_parameters for network in networks.distinct):
-        problem = "leaves nothing to train"
-        raise SpecError("card.training.frozen", list(patterns), problem, "Leave out what clients train.")
 
 
 def _stand_in(

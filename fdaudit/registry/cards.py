@@ -123,8 +123,12 @@ class AttackCard(ExtensionCard):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("needs", "reads"):
-            object.__setattr__(self, name, _with_read_as(getattr(self, name)))
+        for setting in ("needs", "reads"):
+            kinds = dict[str, None]()  # each followed by those that attacks read as it
+            for name in getattr(self, setting):
+                kinds[name] = None
+                kinds |= dict.fromkeys(kind.name for kind in KINDS.values() if kind.read_as == name)
+            object.__setattr__(self, setting, tuple(kinds))
         for goal in (self.goal, *self.goals.values()):
             if goal not in GOALS:
                 raise CardError(f"has the unknown goal {goal!r}. {nearest(str(goal), GOALS)}")
@@ -137,15 +141,6 @@ class AttackCard(ExtensionCard):
     def goal_on(self, task: str) -> str:
         """Return the goal of its guesses on a task."""
         return str(self.goals.get(task, self.goal))
-
-
-def _with_read_as(kinds: Texts) -> Texts:
-    """Return kinds, each followed by those that attacks read as it."""
-    found = dict[str, None]()
-    for name in kinds:
-        found[name] = None
-        found |= dict.fromkeys(kind.name for kind in KINDS.values() if kind.read_as == name)
-    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -214,23 +214,20 @@ class _Literals:
         if isinstance(node, ast.Name):
             return self._named(node.id)
         if isinstance(node, ast.Tuple):
-            return self._tuple(node)
+            values: list[Any] = []
+            for element in node.elts:
+                if not isinstance(element, ast.Starred):
+                    values.append(self.value(element))
+                    continue
+                inner = self.value(element.value)
+                if not isinstance(inner, tuple):
+                    raise ValueError("only a tuple is unpacked")
+                values += inner
+            return tuple(values)
         if isinstance(node, ast.Dict) and None not in node.keys:
             keys = [ast.literal_eval(key) for key in node.keys if key is not None]
             return dict(zip(keys, map(self.value, node.values), strict=True))
         return ast.literal_eval(node)
-
-    def _tuple(self, node: ast.Tuple) -> tuple[Any, ...]:
-        values: list[Any] = []
-        for element in node.elts:
-            if not isinstance(element, ast.Starred):
-                values.append(self.value(element))
-                continue
-            inner = self.value(element.value)
-            if not isinstance(inner, tuple):
-                raise ValueError("only a tuple is unpacked")
-            values += inner
-        return tuple(values)
 
     def _named(self, name: str) -> Any:
         here = self._module, self._source

@@ -121,7 +121,13 @@ def try_remedies(
     waiting = 1.0 + sum(weights.values())  # one more for all together
     all_pairs: Pairs = {}
     for name, pairs in pairs_by_remedy.items():
-        end = _end(ground, until, weights[name] / waiting)
+        share = weights[name] / waiting
+        if share == 0 or until == float("inf"):
+            end = until
+        else:
+            now = time.monotonic()
+            least = _LEAST + 2 * ground.run.timings.get("federation", 0.0)
+            end = min(until, now + max(least, share * (until - now)))
         outcomes.append(_tried(ground, (name,), pairs, chosen, end))
         waiting -= weights[name]
         all_pairs |= pairs
@@ -160,15 +166,6 @@ def _weight(ground: _Ground, name: str) -> float:
     except SpecError:
         return 0.0
     return 1.0 if trial.clip is None else 3.0
-
-
-def _end(ground: _Ground, until: float, share: float) -> float:
-    """Return when a remedy's share of the remaining time ends; the whole time without a share."""
-    if share == 0 or until == float("inf"):
-        return until
-    now = time.monotonic()
-    least = _LEAST + 2 * ground.run.timings.get("federation", 0.0)
-    return min(until, now + max(least, share * (until - now)))
 
 
 def _keep(run: Run, outcomes: Sequence[TriedRemedy]) -> None:

@@ -125,7 +125,12 @@ def exposed_rows(
     members = frozenset(party.split("+"))
     groups: dict[tuple[str, Direction, str], list[Message]] = {}
     for message in messages:
-        key = (message.kind, _direction(message, members), role(message.sender))
+        direction: Direction = "overheard"
+        if message.sender in members:
+            direction = "sent"
+        elif members & set(message.receivers):
+            direction = "received"
+        key = (message.kind, direction, role(message.sender))
         groups.setdefault(key, []).append(message)
     rows = []
     for (kind, direction, sender), group in sorted(groups.items()):
@@ -147,12 +152,6 @@ def exposed_rows(
             )
         )
     return tuple(rows)
-
-
-def _direction(message: Message, members: frozenset[str]) -> Direction:
-    if message.sender in members:
-        return "sent"
-    return "received" if members & set(message.receivers) else "overheard"
 
 
 def _recorded(messages: Sequence[Message]) -> str:

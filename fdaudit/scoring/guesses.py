@@ -67,21 +67,19 @@ def refuse_too_many(guesses: Sequence[Guess], view: View, truth: Truth) -> None:
     if truth.case.missing("uses"):  # whoever holds the records counts them
         return
     batch = int(view.hyperparameters.get("batch_size") or 1)
+    guess: Any
     for guess in guesses:
-        _refuse_more_than(guess, batch, truth)
-
-
-def _refuse_more_than(guess: Any, batch: int, truth: Truth) -> None:
-    """Refuse a guess of more records than a batch has, than stand behind its messages, and than secret coins draw."""
-    goal = goal_of(guess)
-    count = SCORERS[goal.name].shown(guess)
-    if not count:
-        return
-    behind, _ = truth.behind(guess.target, guess.messages)
-    most = max(len(behind), batch)
-    if truth.case.training:
-        most = max(most, len(truth.case.records(guess.target)[1]))
-    most = min(most, _MOST_SHOWN)
-    if count > most:
-        problem = f"has {count} {goal.shows}, more than the {most} records that its messages can come from"
-        raise ValueError(f"{guess.target}: {problem}. Give the {most} likeliest, or fewer")
+        goal = goal_of(guess)
+        count = SCORERS[goal.name].shown(guess)
+        if not count:
+            continue
+        behind, _ = truth.behind(guess.target, guess.messages)
+        most = max(len(behind), batch)
+        if truth.case.training:
+            most = max(most, len(truth.case.records(guess.target)[1]))
+        most = min(most, _MOST_SHOWN)
+        if count > most:
+            problem = (
+                f"has {count} {goal.shows}, more than the {most} records that its messages can come from"
+            )
+            raise ValueError(f"{guess.target}: {problem}. Give the {most} likeliest, or fewer")

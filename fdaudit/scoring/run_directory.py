@@ -78,7 +78,10 @@ class RunDirectory:
                 is not trusted; nothing was written.
             IntegrityError: the run was changed; nothing was written.
         """
-        _refuse_recording(path)
+        if (path / MANIFEST).is_file() and origin_of(read_manifest(path)) == "recording":
+            problem = "is a recording: its federation ran elsewhere"
+            remedy = "Attack it with `fdaudit attack`, or choose another directory."
+            raise RunError("out", str(path), problem, remedy)
         with ExitStack() as locks:
             if path.is_dir():
                 locks.enter_context(writing(path))
@@ -236,14 +239,6 @@ class RunDirectory:
         self.vault.save("splits", self.case.splits.to_dict())
         text = yaml.safe_dump(self.case.spec.public(self.commitments["seed"]), sort_keys=False)
         write_atomically(self.path / "spec.yaml", text.encode("utf-8"))
-
-
-def _refuse_recording(path: Path) -> None:
-    """Refuse to run or resume in the directory of an imported recording."""
-    if (path / MANIFEST).is_file() and origin_of(read_manifest(path)) == "recording":
-        problem = "is a recording: its federation ran elsewhere"
-        remedy = "Attack it with `fdaudit attack`, or choose another directory."
-        raise RunError("out", str(path), problem, remedy)
 
 
 def _refuse_changed_so_far(path: Path) -> None:

@@ -61,7 +61,11 @@ def imported_digest(module: str) -> str:
             package = name if path.name == "__init__.py" else name.rpartition(".")[0]
             pending += _imports(path, package)
         else:
-            digests[name] = _version(top)
+            try:
+                digests[name] = version(top)
+            except PackageNotFoundError:  # no distribution has the name: its module's digest stands for it
+                top_file = _file(top)
+                digests[name] = "" if top_file is None else _digest(top_file)
         pending += [parent] if (parent := name.rpartition(".")[0]) else []
     if not digests[module]:
         return ""
@@ -102,12 +106,3 @@ def _imports(path: Path, package: str) -> Iterator[str]:
                 continue
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
-
-
-def _version(top: str) -> str:
-    """Return the version of an installed package, or its module's digest if no distribution has its name."""
-    try:
-        return version(top)
-    except PackageNotFoundError:
-        path = _file(top)
-        return "" if path is None else _digest(path)

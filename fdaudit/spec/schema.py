@@ -489,17 +489,13 @@ def load_spec(source: Spec | Path | str | dict[str, Any]) -> Spec:
     if isinstance(source, dict):
         return validate(Spec, source)
     value = read_yaml(Path(source), "spec")
-    _refuse_no_spec(value, str(source))
+    where = str(source)
+    if value is None:
+        raise SpecError(
+            "spec", where, "is empty", "Write `key: value` lines; `protocol` and `dataset` first."
+        )
+    if isinstance(value, dict) and "sweep" in value and "base" in value:
+        raise SpecError("spec", where, "is the grid of a sweep", "Give it to `fdaudit sweep`.")
     if isinstance(value, dict) and isinstance(value.get("seed"), dict):
         value = {**value, "seed": None}  # a run's own spec.yaml: the vault holds its seed
     return validate(Spec, value)
-
-
-def _refuse_no_spec(value: Any, source: str) -> None:
-    """Refuse a file without content, and the grid of a sweep."""
-    if value is None:
-        raise SpecError(
-            "spec", source, "is empty", "Write `key: value` lines; `protocol` and `dataset` first."
-        )
-    if isinstance(value, dict) and "sweep" in value and "base" in value:
-        raise SpecError("spec", source, "is the grid of a sweep", "Give it to `fdaudit sweep`.")

@@ -9,7 +9,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -264,26 +264,23 @@ def header(payload: bytes) -> dict[str, TensorInfo]:
             raise ValueError(f"header of {length} bytes")
         entries = parse_json(payload[8 : 8 + length])
         entries.pop("__metadata__", None)
-        _refuse_other_bytes(entries.values(), len(payload) - 8 - length)
+        # Tensors fill the stored bytes, one after the other, as `decode` demands.
+        stored = len(payload) - 8 - length
+        end = 0
+        for entry in sorted(entries.values(), key=lambda one: tuple(one["data_offsets"])):
+            begin, after = entry["data_offsets"]
+            size = math.prod(entry["shape"]) * _BITS[entry["dtype"]] // 8
+            if begin != end or after - begin != size or any(n < 0 for n in entry["shape"]):
+                raise ValueError(f"it places a tensor of {size} bytes at {begin} to {after}, after {end}")
+            end = after
+        if end != stored:
+            raise ValueError(f"it describes {end} bytes, and {stored} follow")
         tensors = {}
         for name, entry in entries.items():
             tensors[str(name)] = TensorInfo(str(entry["dtype"]), tuple(entry["shape"]))
         return tensors
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError([f"payload header is malformed: {error}"]) from None
-
-
-def _refuse_other_bytes(entries: Iterable[Any], stored: int) -> None:
-    """Raise a `ValueError` unless tensors fill the stored bytes, one after the other, as `decode` demands."""
-    end = 0
-    for entry in sorted(entries, key=lambda one: tuple(one["data_offsets"])):
-        begin, after = entry["data_offsets"]
-        size = math.prod(entry["shape"]) * _BITS[entry["dtype"]] // 8
-        if begin != end or after - begin != size or any(n < 0 for n in entry["shape"]):
-            raise ValueError(f"it places a tensor of {size} bytes at {begin} to {after}, after {end}")
-        end = after
-    if end != stored:
-        raise ValueError(f"it describes {end} bytes, and {stored} follow")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:

@@ -51,8 +51,13 @@ def writing(directory: Path, *, wait: bool = False) -> Iterator[None]:
         RunError: another process is writing to the directory, or it does not exist.
     """
     locks = _locks.get()
-    descriptor = _opened(directory)
-    key = _key(descriptor)
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        problem = f"cannot be opened ({error.strerror})"
+        raise RunError("run", str(directory), problem, "Give a directory that can be written.") from None
+    status = os.fstat(descriptor)
+    key = status.st_dev, status.st_ino
     if key in locks.keys:
         os.close(descriptor)
         yield
@@ -99,19 +104,6 @@ def make_private(directory: Path) -> None:
     except OSError as error:
         problem = f"cannot be made ({error.strerror})"
         raise RunError("out", str(directory), problem, "Choose another directory.") from None
-
-
-def _opened(directory: Path) -> int:
-    try:
-        return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        problem = f"cannot be opened ({error.strerror})"
-        raise RunError("run", str(directory), problem, "Give a directory that can be written.") from None
-
-
-def _key(descriptor: int) -> _Key:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
 
 
 def _lock(descriptor: int, directory: Path, wait: bool) -> None:

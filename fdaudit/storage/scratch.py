@@ -104,7 +104,14 @@ def remove_all() -> None:
 @cache
 def _root(above: str, process: int) -> Path:
     """Return this process's own directory, locked while the process lives."""
-    _remove_left_over(Path(above))
+    # Directories of ended processes: their lock is free.
+    for other in Path(above).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if other.is_symlink() or other.lstat().st_uid != os.getuid():
+                continue
+            with (other / _LOCK).open("r") as other_lock:
+                fcntl.flock(other_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(other)
     folder = Path(tempfile.mkdtemp(prefix=".new-" + _PREFIX, dir=above))
     lock = (folder / _LOCK).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -119,14 +126,3 @@ def _root(above: str, process: int) -> Path:
 def _remove_own(process: int) -> None:
     if os.getpid() == process:
         remove_all()
-
-
-def _remove_left_over(above: Path) -> None:
-    """Remove directories of ended processes: those whose lock is free."""
-    for root in above.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            if root.is_symlink() or root.lstat().st_uid != os.getuid():
-                continue
-            with (root / _LOCK).open("r") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(root)

@@ -210,7 +210,14 @@ def load_grid(source: Path | str | Mapping[str, Any]) -> Grid:
     if "sweep" not in value and "base" not in value and value.keys() <= Spec.model_fields.keys():
         raise SpecError("grid", str(source), "is the spec of one run", "Give it to `fdaudit run`.")
     if isinstance(value.get("base"), str):
-        value = {**value, "base": _base(path.parent, value["base"])}
+        name = value["base"]
+        pure = PurePath(name)
+        inside = not pure.is_absolute() and ".." not in pure.parts and "\0" not in name
+        # Other than `Path.resolve`, this follows links in a circle without an error.
+        if not inside or not Path(os.path.realpath(path.parent / name)).is_relative_to(path.parent.resolve()):
+            problem = "does not lie beside the grid"
+            raise SpecError("base", name, problem, "Give a path below the grid's own directory.")
+        value = {**value, "base": read_yaml(path.parent / name, "base")}
     refuse_code(value, "grid")
     return validate(Grid, _plain(value))
 
@@ -228,16 +235,6 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
         if not is_level:
             raise SpecError(f"epsilon.{number}", level, "is no ε", "Give a number above 0, or inf.")
     return {**value, "epsilon": words}
-
-
-def _base(folder: Path, name: str) -> Any:
-    pure = PurePath(name)
-    inside = not pure.is_absolute() and ".." not in pure.parts and "\0" not in name
-    # Other than `Path.resolve`, this follows links in a circle without an error.
-    if not inside or not Path(os.path.realpath(folder / name)).is_relative_to(folder.resolve()):
-        problem = "does not lie beside the grid"
-        raise SpecError("base", name, problem, "Give a path below the grid's own directory.")
-    return read_yaml(folder / name, "base")
 
 
 # -- expansion -------------------------------------------------------------------------------------------------

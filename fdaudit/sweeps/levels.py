@@ -79,24 +79,20 @@ def filled(value: Any, epsilon: float, delta: float, where: str) -> Any:
         return epsilon
     if isinstance(value, Mapping):
         if _CALIBRATE in value:
-            return _noise(value, epsilon, delta, where)
+            shape = dict(value)
+            defence, share = shape.pop(_CALIBRATE), shape.pop("share", 1.0)
+            if defence not in SHAPES:
+                raise SpecError(
+                    f"{where}.{_CALIBRATE}", defence, "cannot be calibrated", nearest(str(defence), SHAPES)
+                )
+            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+                problem = "is no share of ε"
+                raise SpecError(f"{where}.share", share, problem, "Give a number above 0 and at most 1.")
+            return _calibrated(str(defence), validate(Shape, shape, where), share * epsilon, share * delta)
         return {k: filled(v, epsilon, delta, f"{where}.{k}") for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [filled(v, epsilon, delta, f"{where}.{n}") for n, v in enumerate(value)]
     return value
-
-
-def _noise(asked: Mapping[str, Any], epsilon: float, delta: float, where: str) -> float:
-    shape = dict(asked)
-    defence, share = shape.pop(_CALIBRATE), shape.pop("share", 1.0)
-    if defence not in SHAPES:
-        raise SpecError(
-            f"{where}.{_CALIBRATE}", defence, "cannot be calibrated", nearest(str(defence), SHAPES)
-        )
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        problem = "is no share of ε"
-        raise SpecError(f"{where}.share", share, problem, "Give a number above 0 and at most 1.")
-    return _calibrated(str(defence), validate(Shape, shape, where), share * epsilon, share * delta)
 
 
 @cache

@@ -31,7 +31,12 @@ def main() -> None:
 
 
 def _work(piece: dict[str, Any], say: Say) -> None:
-    _work_in(piece)
+    # Temporary files lie below the sweep's own directory, which removes them if this process is killed.
+    global _home
+    own = Path(piece["scratch"]) / str(os.getpid())
+    own.mkdir(parents=True, exist_ok=True, mode=0o700)
+    tempfile.tempdir = str(own)
+    _home = piece.get("home", tempfile.tempdir)
     say(_outcome(piece, lambda *tick: say({"tick": tick})))
 
 
@@ -61,18 +66,6 @@ def alone(lock: Path) -> Iterator[None]:
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _work_in(piece: dict[str, Any]) -> None:
-    """Put temporary files below the sweep's own directory, where it finds them if this process is killed.
-
-    If the task names a `home`, a directory on this machine for this run alone, it is removed when this process ends.
-    """
-    global _home
-    own = Path(piece["scratch"]) / str(os.getpid())
-    own.mkdir(parents=True, exist_ok=True, mode=0o700)
-    tempfile.tempdir = str(own)
-    _home = piece.get("home", tempfile.tempdir)
 
 
 if __name__ == "__main__":

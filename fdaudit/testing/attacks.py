@@ -194,7 +194,16 @@ class _AttackChecks:
             if first != second:
                 fail(self.name, "returns other guesses in a second run; draw from `generator` alone.")
             if any_order and GOALS[self.card.goal].challenged:
-                self._check_order(inputs, guesses)
+                # Candidates keep their scores in another order.
+                _, reordered = self._guesses(inputs.reversed(), 2)
+                for one, two in zip(guesses, reordered, strict=True):
+                    if not isinstance(one, Membership) or not isinstance(two, Membership):
+                        continue
+                    if not torch.allclose(one.scores, two.scores.flip(0)):
+                        fail(
+                            self.name,
+                            "gives candidates other scores in another order, although it states any_order.",
+                        )
 
     def check_precision(self, example: Example, adversary: str, dtype: torch.dtype) -> None:
         """Check that guesses can be had where messages were recorded in another precision."""
@@ -266,14 +275,3 @@ class _AttackChecks:
                 )
         with during(self.name, "the check of its guesses"):
             example.stage.check(adversary, guesses)
-
-    def _check_order(self, inputs: AttackInputs, guesses: Sequence[Guess]) -> None:
-        """Candidates keep their scores in another order."""
-        _, again = self._guesses(inputs.reversed(), 2)
-        for one, two in zip(guesses, again, strict=True):
-            if not isinstance(one, Membership) or not isinstance(two, Membership):
-                continue
-            if not torch.allclose(one.scores, two.scores.flip(0)):
-                fail(
-                    self.name, "gives candidates other scores in another order, although it states any_order."
-                )

@@ -125,7 +125,9 @@ def check_dependence(
     _check_public_index(name, protocol, config, whole, anew)
     if any(has_public_index(protocol, config, m["kind"], m["from"]) for m in protocol.card.declared_messages):
         same = records_of(task)
-        more = run("more-records", clients={**same, _OTHER: _with_one_more(same[_OTHER])})
+        data = same[_OTHER]
+        first_twice = PartyData(torch.cat([data.x, data.x[:1]]), torch.cat([data.y, data.y[:1]]))
+        more = run("more-records", clients={**same, _OTHER: first_twice})
         # Passes over more records may take more messages. Then no message has a counterpart.
         if changed_messages(whole, more) is not None:
             _check_public_index(name, protocol, config, whole, more)
@@ -141,11 +143,6 @@ def _check_sizes(name: str, one: ProtocolRun, two: ProtocolRun) -> None:
                 name,
                 f"sends {a.kind} whose size depends on private records, although the kind has a fixed size.",
             )
-
-
-def _with_one_more(data: PartyData) -> PartyData:
-    """Return records with the first one twice."""
-    return PartyData(torch.cat([data.x, data.x[:1]]), torch.cat([data.y, data.y[:1]]))
 
 
 def _check_public_index(

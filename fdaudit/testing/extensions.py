@@ -13,7 +13,7 @@ import torch
 from fdaudit.config import Config, validate
 from fdaudit.errors import FdauditError, SpecError
 from fdaudit.parallel.randomness import generator_states, seeded_randomness
-from fdaudit.registry import ExtensionCard, Registry, loaded
+from fdaudit.registry import Registry, loaded
 from fdaudit.registry.contract import CARDS, refuse_broken
 from fdaudit.spec.trust import IMPORT, name_code
 
@@ -113,19 +113,14 @@ def load_extension(extension: type[T] | str, registry: Registry[T, Any]) -> type
         cards = CARDS[registry.group]
         if not isinstance(card, cards):
             fail(extension.__qualname__, f"has no card, which is {cards[0].__name__}(name=…, …).")
-        return _whole(extension, registry, place, card)
+        module = sys.modules.get(extension.__module__)
+        if getattr(module, extension.__qualname__, None) is extension and extension.__module__ != "__main__":
+            loaded(place, registry.group, f"{IMPORT}{place}")
+        members = {name: getattr(extension, name) for name in dir(extension) if hasattr(extension, name)}
+        refuse_broken(registry.group, f"{IMPORT}{place}", place, card, members, True)
+        return extension
     except FdauditError as error:
         raise AssertionError(str(error)) from error
-
-
-def _whole(extension: type[T], registry: Registry[T, Any], place: str, card: ExtensionCard) -> type[T]:
-    """Return a class after the checks of its source, or of its members if it has no place in a module's source."""
-    module = sys.modules.get(extension.__module__)
-    if getattr(module, extension.__qualname__, None) is extension and extension.__module__ != "__main__":
-        loaded(place, registry.group, f"{IMPORT}{place}")
-    members = {name: getattr(extension, name) for name in dir(extension) if hasattr(extension, name)}
-    refuse_broken(registry.group, f"{IMPORT}{place}", place, card, members, True)
-    return extension
 
 
 def read_settings(name: str, config: type[Config], params: Mapping[str, Any]) -> Any:

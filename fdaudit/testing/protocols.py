@@ -32,7 +32,7 @@ from fdaudit.testing.extensions import (
     torch_defaults_kept,
 )
 from fdaudit.testing.federation import CLASSES, SIZES, common, records_of
-from fdaudit.testing.running import Attached, ProtocolRun, run_protocol
+from fdaudit.testing.running import ProtocolRun, run_protocol
 from fdaudit.transcript.messages import role
 from fdaudit.transcript.wire import Outage
 
@@ -96,8 +96,10 @@ def check_protocol(
         _check_withheld(subject, whole)
         _check_absent_class(subject)
         check_dependence(name, cls, config, learned, subject.run, whole)
-        _check_unlike(subject)
-        _check_cuda(subject)
+        if subject.cls.card.heterogeneous:
+            _check_networks(subject, subject.run("unlike", unlike=True), unlike=True)
+        if has_cuda(subject.name):
+            _check_complete(subject, subject.run("cuda", device="cuda"), "on CUDA")
 
 
 def _short(name: str, cls: type[FederatedProtocol], params: Mapping[str, Any]) -> ProtocolConfig:
@@ -201,17 +203,13 @@ def _check_one_round(subject: _ProtocolUnderTest) -> None:
     _check_complete(shortest, shortest.run("one-round"), "in a run of one round")
 
 
-def _noise(cls: type[FederatedProtocol]) -> Attached:
-    """Return Gaussian noise on everything that anybody sends: what a resumed run draws then shows in every message."""
-    noise = defenses.REGISTRY.load("gaussian-noise")
-    defence = noise(validate(noise.Config, {"sigma": 0.01, "clip": 1.0}))
-    sent = [(m["kind"], m["from"]) for m in cls.card.declared_messages if m["kind"] != "sample_count"]
-    return {key: [defence] for key in sent}
-
-
 def _check_resume(subject: _ProtocolUnderTest) -> None:
     """A run that is resumed after any round ends bit for bit the same."""
-    noise = _noise(subject.cls)
+    # What a resumed run draws then shows in every message.
+    gaussian = defenses.REGISTRY.load("gaussian-noise")
+    defence = gaussian(validate(gaussian.Config, {"sigma": 0.01, "clip": 1.0}))
+    sent = [(m["kind"], m["from"]) for m in subject.cls.card.declared_messages if m["kind"] != "sample_count"]
+    noise = {key: [defence] for key in sent}
     whole = subject.run("noised", defenses=noise)
     for last in range(subject.config.rounds - 1):
         part = subject.run(f"stopped-after-{last}", defenses=noise, stop_after=last)
@@ -288,15 +286,3 @@ def _check_networks(subject: _ProtocolUnderTest, run: ProtocolRun, unlike: bool 
             own = {n: t.shape for n, t in starts[party].items()}
             if {n: t.shape for n, t in model.items()} != own:
                 fail(subject.name, f"yields a model of {party} that is not of the network of {party}.")
-
-
-def _check_unlike(subject: _ProtocolUnderTest) -> None:
-    """Clients may train unlike networks where the card says so."""
-    if subject.cls.card.heterogeneous:
-        _check_networks(subject, subject.run("unlike", unlike=True), unlike=True)
-
-
-def _check_cuda(subject: _ProtocolUnderTest) -> None:
-    """It also runs on CUDA."""
-    if has_cuda(subject.name):
-        _check_complete(subject, subject.run("cuda", device="cuda"), "on CUDA")

@@ -84,12 +84,19 @@ class RecordedFederation:
             folder: gets `record`, `truth`, `records` and `run`.
             audit: settings of the audit, by their names in a spec.
         """
-        x, y = self._data()
+        generator = torch.Generator().manual_seed(1)
+        total = len(_PARTIES) * self._held + 3 * self.shared
+        y = torch.arange(total) % self.classes
+        x = 0.7 * torch.rand(total, *self.shape, generator=generator)
+        x = x + 0.3 * y[:, None, None, None] / max(1, self.classes - 1)  # brighter for later classes
         lists = self._lists(y)
         images = x.movedim(1, 3) if self.shape[0] > 1 else x[:, 0]
         arrays = {"x": images.numpy(), "y": y.numpy()}
         if self.coins:
-            rows = {party: _as_rows(own) for party, own in lists["clients"].items()}
+            rows = {}
+            for party, own in lists["clients"].items():
+                tensors = {name: torch.tensor(numbers) for name, numbers in own.items()}
+                rows[party] = ClientRecords(**tensors)
             commitment = commit(_SALT, rows, array_digests(arrays))
             lists["design"] = {"kind": "matched-pairs", "salt": _SALT.hex(), "commitment": commitment}
         brought = folder / "records"
@@ -111,14 +118,6 @@ class RecordedFederation:
             truth=[folder / "truth", brought],
             audit={**settings, **audit},
         )
-
-    def _data(self) -> tuple[Tensor, Tensor]:
-        """Return images (n, c, h, w), brighter for later classes, and classes (n,) of everybody."""
-        generator = torch.Generator().manual_seed(1)
-        total = len(_PARTIES) * self._held + 3 * self.shared
-        y = torch.arange(total) % self.classes
-        x = 0.7 * torch.rand(total, *self.shape, generator=generator)
-        return x + 0.3 * y[:, None, None, None] / max(1, self.classes - 1), y
 
     @property
     def _held(self) -> int:
@@ -164,11 +163,6 @@ class RecordedFederation:
             start += self.shared
         return lists
 
-    def _trained_on(self, own: dict[str, list[int]]) -> list[int]:
-        """Return a client's own numbers of the records that it trains on."""
-        numbers = [n for n, row in enumerate(own["records"]) if row not in own["non_members"]]
-        return numbers[self.idle :]
-
     def _record(self, folder: Path, lists: dict[str, Any], x: Tensor, y: Tensor) -> None:
         """Train for some rounds, and record every message."""
         with seeded_randomness(0):
@@ -189,7 +183,8 @@ class RecordedFederation:
                         model.load_state_dict(server.state_dict())
                 for party, model in models.items():
                     own = lists["clients"][party]
-                    numbers = self._trained_on(own)
+                    numbers = [n for n, row in enumerate(own["records"]) if row not in own["non_members"]]
+                    numbers = numbers[self.idle :]
                     rows = torch.tensor(own["records"])[numbers]
                     self._train(model, x[rows], y[rows])
                     message = self._message(model, start, x[rows], y[rows], public)
@@ -236,10 +231,6 @@ class RecordedFederation:
             return {"values": values}
         top = values.topk(self.k, dim=1)
         return {"values": top.values, "classes": top.indices}
-
-
-def _as_rows(own: dict[str, list[int]]) -> ClientRecords:
-    return ClientRecords(**{name: torch.tensor(rows) for name, rows in own.items()})
 
 
 def _named(model: nn.Module) -> dict[str, Tensor]:

@@ -175,7 +175,14 @@ class _CouplingTest:
         trained_later, evaluated_later = self._trained(x), self._evaluated(x)
         if self._differs(base, trained_later, every) or self._differs(evaluated, evaluated_later, every):
             return "its output depends on images that it met before"
-        return self._in_company(x)
+        # Each image alone and in the batch. Draws are constant, because they depend on batch size.
+        with _Constant():  # type: ignore[no-untyped-call]
+            together = self._plain(x)
+            for i in range(len(x)):
+                row = {name: rows[i : i + 1] for name, rows in together.items()}
+                if (name := self._differs(row, self._plain(x[i : i + 1]), [0])) is not None:
+                    return f"its {name} of one image depends on the size of the batch"
+        return None
 
     def _draws(self, x: Tensor) -> str | None:
         """Return how the random numbers of a pass over x (n, c, h, w) could be guessed or are shared, or None."""
@@ -197,16 +204,6 @@ class _CouplingTest:
             rest = [i for i in range(len(x)) if i != j]
             if self._differs(base, tensors, rest) is not None:
                 return "its output of one image depends on random numbers drawn for another"
-        return None
-
-    def _in_company(self, x: Tensor) -> str | None:
-        """Compare each image alone with itself in the batch. Draws are constant, because they depend on batch size."""
-        with _Constant():  # type: ignore[no-untyped-call]
-            together = self._plain(x)
-            for i in range(len(x)):
-                row = {name: rows[i : i + 1] for name, rows in together.items()}
-                if (name := self._differs(row, self._plain(x[i : i + 1]), [0])) is not None:
-                    return f"its {name} of one image depends on the size of the batch"
         return None
 
     def _trained(self, x: Tensor) -> _Tensors:

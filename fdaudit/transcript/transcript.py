@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from fdaudit.errors import IntegrityError, RunError
 from fdaudit.kinds import is_kind
-from fdaudit.limits import LINE_BYTES, LOG_BYTES, TENSOR_BYTES, Limit, open_file
+from fdaudit.limits import LINE_BYTES, LOG_BYTES, TENSOR_BYTES, open_file
 from fdaudit.recording.recorder import TranscriptFiles, shared_name
 from fdaudit.rng import SecretStream
 from fdaudit.storage.files import commitment, decode, encode, header
@@ -134,7 +134,11 @@ class Transcript:
         keeps_payload = self._keep(draft.round)
         line = self._files.line(message.as_json(), len(payload) if keeps_payload else None)
         end = self._files.end + len(line)
-        _refuse_unreadable(draft, {LINE_BYTES: len(line), LOG_BYTES: end, TENSOR_BYTES: len(payload)})
+        # Readers refuse a message that exceeds their limits.
+        for limit, size in ((LINE_BYTES, len(line)), (LOG_BYTES, end), (TENSOR_BYTES, len(payload))):
+            if size > limit.most:
+                problem, remedy = f"would have {limit.refusal(size)}", f"Set {limit.variable}."
+                raise RunError("transcript", f"{draft.kind} of {draft.sender}", problem, remedy)
         self._files.write(line, draft.round, payload if keeps_payload else None)
 
     def record(self, sender: str, receiver: str, kind: str, tensors: Mapping[str, Tensor]) -> int:
@@ -196,14 +200,6 @@ def _reopened(directory: Path, log: str, start: Position) -> TranscriptFiles:
         round=round,
         shared=shared,
     )
-
-
-def _refuse_unreadable(draft: Message, sizes: Mapping[Limit, int]) -> None:
-    """Refuse to write a message that exceeds the readers' limits."""
-    for limit, size in sizes.items():
-        if size > limit.most:
-            problem = f"would have {limit.refusal(size)}"
-            raise RunError("transcript", f"{draft.kind} of {draft.sender}", problem, f"Set {limit.variable}.")
 
 
 def _lines_back(path: Path) -> Iterator[bytes]:

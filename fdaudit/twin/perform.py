@@ -50,7 +50,17 @@ def make_twin(run: Run, out: Path, *, tick: Tick = no_progress) -> Twin:
         problem = f"is not at its end: {run.result.unfinished.words}"
         raise RunError("run", str(run.directory), problem, "Finish it with --resume.")
     refuse_unknown_detectors(run.case)
-    again = rerun(run, _honest(run), out, resume=True, tick=tick)
+    spec = run.case.spec
+    honest = spec.model_copy(
+        update={
+            "name": f"{spec.name}, honest twin"[:200],
+            "deviations": (),
+            "attacks": tuple(_attacks(run)),
+            "references": (),
+            "limits": LimitSpec(seconds_per_cell=spec.limits.seconds_per_cell),
+        }
+    )
+    again = rerun(run, honest, out, resume=True, tick=tick)
     tick("comparing with the honest twin", 0, 0)
     twin = Twin(
         command=again.command,
@@ -75,20 +85,6 @@ def refuse_honest(spec: Spec, run: str) -> None:
     if not spec.deviations:
         problem = "has no deviations: it would be its own honest twin"
         raise RunError("run", run, problem, "Give the run of a spec with `deviations`.")
-
-
-def _honest(run: Run) -> Spec:
-    """Return the run's spec without its deviations, with the attacks that the run tried."""
-    spec = run.case.spec
-    return spec.model_copy(
-        update={
-            "name": f"{spec.name}, honest twin"[:200],
-            "deviations": (),
-            "attacks": tuple(_attacks(run)),
-            "references": (),
-            "limits": LimitSpec(seconds_per_cell=spec.limits.seconds_per_cell),
-        }
-    )
 
 
 def _attacks(run: Run) -> list[AttackSpec]:

@@ -123,7 +123,13 @@ class AxisScale:
         finite: Sequence[float] = ()
         if self.finite:
             finite = self.levels or _round_numbers(self.low, self.high)
-        marks = [(self.place(v), _number(v)) for v in finite]
+        marks = []
+        for value in finite:
+            label = f"{value:g}"
+            power = round(math.log10(value))
+            if (power >= 5 or power <= -4) and math.isclose(value, 10.0**power):
+                label = f"10{str(power).translate(_SUPERSCRIPT)}"
+            marks.append((self.place(value), label))
         if self.zero:
             marks.insert(0, (self.place(0.0), "0"))
         if self.infinite:
@@ -187,13 +193,6 @@ def _round_numbers(low: float, high: float) -> tuple[float, ...]:
     if len(fine) <= _MOST_TICKS:
         return tuple(fine)
     return tuple(whole[:: math.ceil(len(whole) / _MOST_TICKS)])
-
-
-def _number(value: float) -> str:
-    power = round(math.log10(value))
-    if (power >= 5 or power <= -4) and math.isclose(value, 10.0**power):
-        return f"10{str(power).translate(_SUPERSCRIPT)}"
-    return f"{value:g}"
 
 
 def _cut(axes: Axes, place: float, name: str) -> None:

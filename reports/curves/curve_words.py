@@ -176,7 +176,11 @@ def caption(
     rest = _resting_on(curve, seeds)
     if measure is None:
         axis = _asked_said(curve, points) if asked else _ledger_said(curve, points)
-        return f"{axis} {_panels(curve)}{rest}"
+        same = ""
+        if len(curve.defences) > 1 and not all(point.defended for point in curve.points):
+            same = " Runs without a defence are the same in every panel."
+        panels = f"A panel a defence, a line a protocol.{same} {_marks(curve)}"
+        return f"{axis} {panels}{rest}"
     side = "right" if measure.least else "left"
     strongest = ""
     if measure.goal and measure.level is not None:
@@ -190,7 +194,12 @@ def caption(
         f"Up and to the {side} is better. Larger marks stand for a larger ε by the ledger, of "
         f"{view_of(curve.adversary)}. {_marks(curve)}"
     )
-    return f"{_front_said(curve)} {reading}{strongest}{rest}"
+    best = curve.front
+    names = joined(called(point, curve.adversary) for point in best[:4])
+    if len(best) > 4:
+        names += f" and {len(best) - 4} more"
+    conclusion = f"No other point betters {names} in both."
+    return f"{conclusion} {reading}{strongest}{rest}"
 
 
 def _empty(measure: SweepColumn | None, asked: bool) -> str:
@@ -212,13 +221,6 @@ def _resting_on(curve: Curve, seeds: Sequence[int]) -> str:
         lines = joined(name for name, _ in curve.references)
         rest += f" Level lines: {lines}, without any defence, mean over the runs that trained them."
     return rest
-
-
-def _panels(curve: Curve) -> str:
-    same = ""
-    if len(curve.defences) > 1 and not all(point.defended for point in curve.points):
-        same = " Runs without a defence are the same in every panel."
-    return f"A panel a defence, a line a protocol.{same} {_marks(curve)}"
 
 
 def _marks(curve: Curve) -> str:
@@ -303,11 +305,3 @@ def _fall(curve: Curve) -> str:
 
 def _signed(points: int) -> str:
     return f"{points:+d}".replace("-", MINUS) if points else "0"
-
-
-def _front_said(curve: Curve) -> str:
-    best = curve.front
-    names = joined(called(point, curve.adversary) for point in best[:4])
-    if len(best) > 4:
-        names += f" and {len(best) - 4} more"
-    return f"No other point betters {names} in both."

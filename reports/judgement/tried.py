@@ -62,7 +62,10 @@ def effect(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequ
         return ""  # a public page names no single figure
     run = effects_on(result, what, adversaries, goals)
     if not run:
-        return _untried(result, what)
+        reasons = [one.reason for one in result.remedies if one.name in what.tries and one.state != "run"]
+        if not any(reasons):
+            return "Not tried."
+        return f"Not tried: {reasons[0]}."
     useful = [pair for pair in run if pair[0].kept]
     others = [pair for pair in run if not pair[0].kept]
     if not useful:
@@ -92,14 +95,6 @@ def _least_left(trial: tuple[TriedRemedy, Effect]) -> tuple[int, float]:
     """Return the rank of a trial: of what it leaves to learn, then of its utility."""
     tried, on = trial
     return _left(on), tried.utility_value
-
-
-def _untried(result: Result, what: Remedy) -> str:
-    """Return that a remedy was not tried, with the reason if it was to be tried."""
-    reasons = [one.reason for one in result.remedies if one.name in what.tries and one.state != "run"]
-    if not any(reasons):
-        return "Not tried."
-    return f"Not tried: {reasons[0]}."
 
 
 def outcome(result: Result, what: Remedy, adversaries: Sequence[str], goals: Sequence[str]) -> Outcome:

@@ -119,7 +119,13 @@ class _Convolved(WeightedPass):
         self._g, self._g_bias = weight, bias
 
     def move_by_products(self, dot: Tensor, square: Tensor) -> None:
-        directions = [_combined(G, T, dot, square) for G, T in self._pairs]
+        directions = []
+        for G, T in self._pairs:  # dot T + 2 square G, row by row
+            g = G * (2 * square)[:, None]
+            if T.stride(0) == 0:
+                directions.append(g.addr_(dot, T[0]))
+            else:
+                directions.append(g.addcmul_(dot[:, None], T))
         self.move(directions[0], directions[1] if len(directions) > 1 else None)
 
 
@@ -288,14 +294,6 @@ def _products(G: Tensor, T: Tensor) -> tuple[Tensor, Tensor]:
     """
     dot = G @ T[0] if T.stride(0) == 0 else (G * T).sum(1)
     return dot, torch.linalg.vector_norm(G, dim=1).square()
-
-
-def _combined(G: Tensor, T: Tensor, dot: Tensor, square: Tensor) -> Tensor:
-    """Return dot T + 2 square G, row by row."""
-    g = G * (2 * square)[:, None]
-    if T.stride(0) == 0:
-        return g.addr_(dot, T[0])
-    return g.addcmul_(dot[:, None], T)
 
 
 def _side_by_side(t: Tensor, R: int) -> Tensor:

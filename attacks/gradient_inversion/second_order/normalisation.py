@@ -40,23 +40,21 @@ def normalised(layer: nn.Module, a: Tensor, R: int, tensors: Callable[[str], May
         own = range(a.dim() - len(layer.normalized_shape), a.dim())
         core = _Standardised(a, lambda v: v, tuple(own), layer.eps)
     else:
-        core = _batch_norm(layer, a, R, tensors)
+        mean, variance = tensors("running_mean"), tensors("running_var")
+        eps = float(layer.eps)  # type: ignore[arg-type]
+        if layer.training or mean is None or variance is None:
+            if a.dim() == 2:
+                core = _Standardised(a, lambda v: v.unflatten(0, (R, -1)), (1,), eps)
+            else:
+                core = _Standardised(a, lambda v: v.unflatten(0, (R, -1)).flatten(3), (1, 3), eps)
+        else:
+            pixels = [1] * (a.dim() - 2)
+            wide = (1, -1, *pixels)
+            core = _Fixed(a, mean.view(wide), (variance + eps).rsqrt().view(wide))
     weight = tensors("weight")
     if weight is None:
         return _Plain(core)
     return _Scaled(core, R, own, weight, tensors("bias"))
-
-
-def _batch_norm(layer: nn.Module, a: Tensor, R: int, tensors: Callable[[str], Maybe]) -> _Core:
-    mean, variance = tensors("running_mean"), tensors("running_var")
-    eps = float(layer.eps)  # type: ignore[arg-type]
-    if layer.training or mean is None or variance is None:
-        if a.dim() == 2:  # no pixels
-            return _Standardised(a, lambda v: v.unflatten(0, (R, -1)), (1,), eps)
-        return _Standardised(a, lambda v: v.unflatten(0, (R, -1)).flatten(3), (1, 3), eps)
-    pixels = [1] * (a.dim() - 2)
-    wide = (1, -1, *pixels)
-    return _Fixed(a, mean.view(wide), (variance + eps).rsqrt().view(wide))
 
 
 class _Core(Protocol):

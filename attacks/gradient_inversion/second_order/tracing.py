@@ -191,20 +191,16 @@ def _operation(node: fx.Node, call: Callable[[Values], Any], of: object = None) 
             return activated(ACTIVATIONS[of], values[inputs[0]])
         if of in _RESHAPES:
             return reshaped(values[inputs[0]], call(values))
-        return _by_autograd(node.name, call, values, inputs)
+        leaves = {n: values[n].detach().requires_grad_() for n in inputs}
+        with torch.enable_grad():
+            out = call({**values, **leaves})
+        if isinstance(out, (tuple, list)) and any(isinstance(o, Tensor) and o.requires_grad for o in out):
+            raise unfoldable(node.name, "gives several tensors", "Let every operation give one.")
+        if isinstance(out, Tensor) and out.requires_grad:
+            return operated(list(leaves.values()), out)
+        return out
 
     return Node(node, tuple(node.all_input_nodes), call, passed)
-
-
-def _by_autograd(name: str, call: Callable[[Values], Any], values: Values, inputs: Sequence[fx.Node]) -> Any:
-    leaves = {n: values[n].detach().requires_grad_() for n in inputs}
-    with torch.enable_grad():
-        out = call({**values, **leaves})
-    if isinstance(out, (tuple, list)) and any(isinstance(o, Tensor) and o.requires_grad for o in out):
-        raise unfoldable(name, "gives several tensors", "Let every operation give one.")
-    if isinstance(out, Tensor) and out.requires_grad:
-        return operated(list(leaves.values()), out)
-    return out
 
 
 def _overwrites(node: fx.Node, root: nn.Module) -> bool:

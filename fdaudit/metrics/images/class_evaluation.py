@@ -28,7 +28,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from fdaudit.errors import UsageError
-from fdaudit.metrics._arrays import Floats, Integers, images, integers, same_shape
+from fdaudit.metrics._arrays import Integers, images, integers, same_shape
 from fdaudit.metrics.images.bystanders import Bystanders
 from fdaudit.metrics.images.frechet import frechet_distance
 from fdaudit.metrics.images.prior import ClassPriors
@@ -164,7 +164,11 @@ def relabelled_p_value(
     reached = int((of == judged).sum())
     if all(math.factorial(len(t)) <= _MOST_EXACT for t in tables):
         # Sets are named independently: the numbers of right guesses add, so their distributions convolve.
-        chances = list(map(_distribution, tables))
+        chances = []
+        for table in tables:
+            names = np.array(list(permutations(range(len(table)))))
+            right = table[np.arange(len(table)), names].sum(1)
+            chances.append(np.bincount(right, minlength=int(table.sum()) + 1) / len(names))
         return float(reduce(np.convolve, chances)[reached:].sum()), expected
     hits = np.zeros(_SAMPLED, dtype=np.int64)
     for table in tables:
@@ -184,13 +188,6 @@ def _table(claimed: Integers, taken: Integers, classes: Integers) -> Integers:
     return table
 
 
-def _distribution(table: Integers) -> Floats:
-    """Return the probability of each number of right guesses, over all assignments."""
-    orders = np.array(list(permutations(range(len(table)))))
-    right = table[np.arange(len(table)), orders].sum(1)
-    return np.asarray(np.bincount(right, minlength=int(table.sum()) + 1) / len(orders))
-
-
 def _accuracy(
     targets: Sequence[_JudgedClass],
     judge: Judge,
@@ -199,7 +196,12 @@ def _accuracy(
     generator: np.random.Generator,
     confidence: float,
 ) -> Iterator[Figure]:
-    guess, claimed = _distinct(targets)
+    # A guess that several targets share counts once.
+    guess = torch.cat([t.guess for t in targets])
+    claimed = np.concatenate([t.labels for t in targets])
+    labelled = torch.cat([torch.from_numpy(claimed).float()[:, None], guess.flatten(1)], 1).numpy()
+    first = np.sort(np.unique(labelled, axis=0, return_index=True)[1])
+    guess, claimed = guess[torch.from_numpy(first)], claimed[first]
     verdicts = judge.classify(guess).numpy()
     right, n = int((verdicts == claimed).sum()), len(claimed)
     p = chance = None
@@ -242,15 +244,6 @@ def _prior_accuracy(
     best = max(shares, key=lambda s: shares[s])
     note = f"strategy {best}, the best of {len(shares)}"
     return Figure(name="evaluator_prior", value=shares[best], unit="fraction", n=len(claimed), note=note)
-
-
-def _distinct(targets: Sequence[_JudgedClass]) -> tuple[torch.Tensor, Integers]:
-    """Return all targets' guesses and labels; a guess that several targets share occurs once."""
-    guess = torch.cat([t.guess for t in targets])
-    labels = np.concatenate([t.labels for t in targets])
-    labelled = torch.cat([torch.from_numpy(labels).float()[:, None], guess.flatten(1)], 1).numpy()
-    first = np.sort(np.unique(labelled, axis=0, return_index=True)[1])
-    return guess[torch.from_numpy(first)], labels[first]
 
 
 # -- distances --------------------------------------------------------------------------------------------------

@@ -147,7 +147,15 @@ class AuxiliaryPool:
         classes = generator.choice(self.labels[~out], size=m) if labels is None else np.resize(labels, m)
         if strategy == "class-mean":
             return torch.stack([self._class_mean(label, out) for label in classes.tolist()])
-        return self._random(classes, out, generator)
+        chosen = np.empty(len(classes), dtype=np.int64)
+        for label in np.unique(classes).tolist():
+            places = np.flatnonzero(classes == label)
+            index = self._of_class.get(label, np.empty(0, dtype=np.int64))
+            index = index[~out[index]]
+            if not len(index):
+                index = np.flatnonzero(~out)
+            chosen[places] = generator.choice(index, size=len(places), replace=len(places) > len(index))
+        return self._images(chosen)
 
     def _mean(self, total: torch.Tensor, n: int, without: Integers) -> torch.Tensor:
         less = self.images[torch.from_numpy(without)].sum(0, dtype=torch.float64)
@@ -160,17 +168,6 @@ class AuxiliaryPool:
         if len(index) == len(without):
             return self._mean(self._sum, len(self), np.flatnonzero(out))
         return self._mean(self._class_sum[label], len(index), without)
-
-    def _random(self, classes: Integers, out: Flags, generator: np.random.Generator) -> torch.Tensor:
-        chosen = np.empty(len(classes), dtype=np.int64)
-        for label in np.unique(classes).tolist():
-            places = np.flatnonzero(classes == label)
-            index = self._of_class.get(label, np.empty(0, dtype=np.int64))
-            index = index[~out[index]]
-            if not len(index):
-                index = np.flatnonzero(~out)
-            chosen[places] = generator.choice(index, size=len(places), replace=len(places) > len(index))
-        return self._images(chosen)
 
     def _images(self, index: Integers) -> torch.Tensor:
         return self.images[torch.from_numpy(index)].double()
