@@ -5,7 +5,7 @@ Knowledge is a table of C rows, one mean prediction a class, without single reco
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -162,15 +162,7 @@ class FKD(_Classwise):
             self._wire.begin(k)
             losses = self._train_towards(k)  # w <- w - η grad {φ(F, y) + γ φ(F, F^_y)}
             local = self._send_means()  # F-_l for each label l, to the server
-            for i in self._clients:  # F^_l of the others, to each device
-                others = [message for j, message in local.items() if j != i]
-                if not others:
-                    continue
-                ensemble = {"values": combine([sent["values"].cpu() for sent in others], self._classes)}
-                inputs = [sent.seq for sent in others]
-                message = self._wire.send("server", [i], "class_prototypes", ensemble, inputs=inputs)
-                if message is not None:
-                    self._learn(i, message)
+            self._send_ensembles(local)  # F^_l of the others, to each device
             batches = {message.seq: torch.arange(len(self._clients[i])) for i, message in local.items()}
             yield Round(index=k, models=self._models(), batches=batches, losses=losses)
 
@@ -187,6 +179,18 @@ class FKD(_Classwise):
         return local
 
     # -- the server -----------------------------------------------------------------------------------------
+
+    def _send_ensembles(self, local: Mapping[str, Delivery]) -> None:
+        """Send each client i the mean over the others; nothing if there are none."""
+        for i in self._clients:
+            others = [message for j, message in local.items() if j != i]
+            if not others:
+                continue
+            ensemble = combine([message["values"].cpu() for message in others], self._classes)
+            inputs = [message.seq for message in others]
+            message = self._wire.send("server", [i], "class_prototypes", {"values": ensemble}, inputs=inputs)
+            if message is not None:
+                self._learn(i, message)
 
 
 class PLS(_Classwise):

@@ -131,11 +131,7 @@ class FedED:
         for t in range(start, self.config.rounds):
             self._wire.begin(t)
             w = self._send_model([*self._clients])
-            starts = {k: w.of(k) for k in self._clients}
-            jobs = client_jobs(starts, self._clients, self.config, self._seed, self.card.name, t)
-            inputs = {k: (received.seq,) for k, received in starts.items()}
-            fitted, basis = self._local.fit(jobs, self.config.fit(), length=self.config.steps, inputs=inputs)
-            models = {k: result.parameters for k, result in zip(self._clients, fitted, strict=True)}
+            models, basis, losses = self._train_locally(t, w)
             draws = child(self._seed, self.card.name, "samples", t)
             indices = request(len(self._public), self.config.public_batch, draws)
             asked = self._wire.send("server", list(self._clients), "proxy_indices", indices, inputs=[])
@@ -143,7 +139,6 @@ class FedED:
             self._distil(t, w, answers)
             if t == self.config.rounds - 1:
                 self._send_model([*self._clients, "world"])
-            losses = mean_losses(jobs, fitted)
             yield Round(index=t, models={"server": self.released(), **models}, losses=losses)
 
     def released(self) -> Parameters:
@@ -166,6 +161,17 @@ class FedED:
             put(self.state, "server/w/", fitted.parameters)
 
     # -- the clients ----------------------------------------------------------------------------------------
+
+    def _train_locally(
+        self, t: int, w: Delivery
+    ) -> tuple[dict[str, Parameters], dict[str, Basis], dict[str, float]]:
+        """Train the central model on every client's own records; return the results, their inputs, and the losses."""
+        starts = {k: w.of(k) for k in self._clients}
+        jobs = client_jobs(starts, self._clients, self.config, self._seed, self.card.name, t)
+        inputs = {k: (received.seq,) for k, received in starts.items()}
+        fitted, basis = self._local.fit(jobs, self.config.fit(), length=self.config.steps, inputs=inputs)
+        models = {k: result.parameters for k, result in zip(self._clients, fitted, strict=True)}
+        return models, basis, mean_losses(jobs, fitted)
 
     def _predict(
         self, models: Mapping[str, Parameters], basis: Mapping[str, Basis], asked: Delivery | None

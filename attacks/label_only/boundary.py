@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -14,9 +14,6 @@ from fdaudit.types import Challenge
 from .._reading import reads_forms
 from .base import Given, LabelOnly, LabelOnlyConfig, Voter
 from .hopskipjump import Boundary, Schedule, boundary_distances
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["BoundaryDistance", "BoundaryDistanceConfig", "note_on", "scores_of"]
 

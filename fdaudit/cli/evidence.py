@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fdaudit.cli.options import AsJson, RunPath
 from fdaudit.errors import IntegrityError, UsageError
 from fdaudit.progress import say, show
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["evidence", "verify"]
 

@@ -69,12 +69,7 @@ class FedFTGServer:
                 weights, y = shares[:, y].to(device), y.to(device)  # α of each sample's class, (K, n)
                 for _ in range(cfg.generator_steps):
                     self._look_for_hard_samples(generator, model.module, teachers, weights, z, y)
-                with torch.no_grad():
-                    x = self._G(z, y)
-                    target = sum(w[:, None] * m(x).softmax(1) for m, w in zip(teachers, weights, strict=True))
-                model.module.train()
-                steps = range(cfg.distill_steps)  # towards the weighted ensemble on the generated samples
-                losses += [model.step(soft_cross_entropy(model.module(x), target)) for _ in steps]
+                losses += self._learn(model, teachers, weights, z, y)
         return model.parameters(), sum(losses) / len(losses)
 
     def _look_for_hard_samples(
@@ -95,3 +90,15 @@ class FedFTGServer:
             loss = cfg.recognised * weighted_cross_entropy(logits, y, weight)
             loss = loss + cfg.diversity / len(teachers) * likeness(z, x)
             generator.step(loss - disagreement(model(x), logits.detach(), weight))
+
+    def _learn(
+        self, model: Learner, teachers: Sequence[nn.Module], weights: Tensor, z: Tensor, y: Tensor
+    ) -> list[float]:
+        """Take the model's steps towards the weighted ensemble on the generated samples; return their losses."""
+        with torch.no_grad():
+            x = self._G(z, y)
+            target = sum(w[:, None] * m(x).softmax(1) for m, w in zip(teachers, weights, strict=True))
+        model.module.train()
+        return [
+            model.step(soft_cross_entropy(model.module(x), target)) for _ in range(self._config.distill_steps)
+        ]

@@ -96,18 +96,7 @@ class SelectiveFDClient:
         """
         index = _known(index, len(self._public))
         logits = predict(self._public[index])
-        if self._settings.selector == "none":
-            accepted = torch.ones(len(index), dtype=torch.bool)
-        elif self.accepts is not None:
-            accepted = self.accepts[index]
-        else:
-            score = {"confidence": confidence, "energy": energy}[self._settings.selector]
-            order = torch.randperm(
-                len(self._data), generator=child(self._seed, "selective-fd", "validation", self.name)
-            )
-            held_out = min(max(round(self._settings.validation * len(order)), 1), _MOST_VALIDATED)
-            validation = self._data.x[order[:held_out].to(self._data.x.device)]
-            accepted = score(logits) >= threshold(score(predict(validation)), self._settings.tau_client)
+        accepted = self._accepted(index, logits, predict)
         if form == "votes":
             return {"index": self._named(index), "values": ballot(logits, accepted)}
         values = logits[accepted].softmax(1)
@@ -134,6 +123,20 @@ class SelectiveFDClient:
 
     def _named(self, index: Tensor) -> Tensor:
         return narrow(index, len(self._public))
+
+    def _accepted(self, index: Tensor, logits: Tensor, predict: Predict) -> Tensor:
+        """Return which rows the selector accepts: (n,) bool."""
+        if self._settings.selector == "none":
+            return torch.ones(len(index), dtype=torch.bool)
+        if self.accepts is not None:
+            return self.accepts[index]
+        score = {"confidence": confidence, "energy": energy}[self._settings.selector]
+        order = torch.randperm(
+            len(self._data), generator=child(self._seed, "selective-fd", "validation", self.name)
+        )
+        held_out = min(max(round(self._settings.validation * len(order)), 1), _MOST_VALIDATED)
+        validation = self._data.x[order[:held_out].to(self._data.x.device)]
+        return score(logits) >= threshold(score(predict(validation)), self._settings.tau_client)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,9 +18,10 @@ from fdaudit.storage.files import indented
 
 from ..judgement.judgement import findings_of, standings_of
 from .annex import annex
+from .front import Front
 from .matrix import MatrixLine, attack_matrix
 from .sign_off import Provenance
-from .summary import summarise
+from .summary import Summary, summarise
 
 __all__ = [
     "SCHEMA",
@@ -173,21 +174,10 @@ def document(
     for finding in findings:
         worst = None if finding.worst is None else finding.worst.target
         parts.append(_part(FindingPart, finding, cell=finding.cell.id, worst_target=worst))
-    front_findings = []
-    for entry in summary.front.findings:
-        remedy = Said(text=entry.remedy.do, because=entry.remedy.why)
-        front_findings.append(_part(FrontFindingPart, entry, remedy=remedy, cell=entry.strongest.cell.id))
-    front = _part(FrontPart, summary.front, findings=tuple(front_findings))
-    reasons = []
-    for reason in summary.reasons:
-        cell = result.cells[reason.number - 1].id if reason.number else None
-        reasons.append(_part(Said, reason, cell=cell))
-    actions = tuple(Said(text=action.do, because=action.why) for action in summary.actions)
-    verdict = _part(Verdict, summary, reasons=tuple(reasons), actions=actions)
     return ReportDocument.model_construct(
         schema_name=SCHEMA,
-        verdict=verdict,
-        front=front,
+        verdict=_verdict(summary, result),
+        front=_front(summary.front),
         adversaries=tuple(standings),
         findings=tuple(parts),
         matrix=tuple(map(_line, attack_matrix(findings))),
@@ -221,6 +211,23 @@ def _part(kind: type[P], source: object, **changes: Any) -> P:
     """Return a part with an object's members of the same names, and with those that are given here."""
     same = {name: getattr(source, name) for name in kind.model_fields if name not in changes}
     return kind(**same, **changes)
+
+
+def _front(front: Front) -> FrontPart:
+    findings = []
+    for finding in front.findings:
+        remedy = Said(text=finding.remedy.do, because=finding.remedy.why)
+        findings.append(_part(FrontFindingPart, finding, remedy=remedy, cell=finding.strongest.cell.id))
+    return _part(FrontPart, front, findings=tuple(findings))
+
+
+def _verdict(summary: Summary, result: Result) -> Verdict:
+    reasons = []
+    for reason in summary.reasons:
+        cell = result.cells[reason.number - 1].id if reason.number else None
+        reasons.append(_part(Said, reason, cell=cell))
+    actions = tuple(Said(text=action.do, because=action.why) for action in summary.actions)
+    return _part(Verdict, summary, reasons=tuple(reasons), actions=actions)
 
 
 def _line(line: MatrixLine) -> MatrixPart:
