@@ -104,7 +104,7 @@ def import_record(
         truth_files([Path(t) for t in truth], stated, about.parties) as files,
         written_whole(target) as folder,
     ):
-        compared = _Compared(about, stated, spec, secrets, files, folder / "transcript")
+        compared = _RecordWithTruth(about, stated, spec, secrets, files, folder / "transcript")
         if compared.defects:
             raise IntegrityError(compared.defects)
         compared.case.execution.begin()
@@ -151,7 +151,7 @@ def check(
     about, stated = read_record(record), _card_of(record, card)
     spec = recorded_spec(stated, about.parties, _named_by_user(loss))
     with truth_files(truth, stated, about.parties) as files, scratch("import") as folder:
-        compared = _Compared(about, stated, spec, Secrets.draw(0), files, folder / "transcript")
+        compared = _RecordWithTruth(about, stated, spec, Secrets.draw(0), files, folder / "transcript")
         case, defects = compared.case, compared.defects
         notes = [*checked.notes, *files.notes, *compared.notes()]
         if not defects:
@@ -201,8 +201,8 @@ def scoring_run(
 # -- details ------------------------------------------------------------------------------------------------------
 
 
-class _Compared:
-    """A record, compared with its card and its truth.
+class _RecordWithTruth:
+    """A record beside its card and its truth, which it may contradict.
 
     Args:
         about: the record.
