@@ -41,7 +41,6 @@ for name, of in (
     ("fedavg", "server/update-projection"),
     ("fedavg", "server/coin-regression"),
     ("fedkd", "aggregator/coin-regression"),
-    ("fedkd", "server/coin-regression"),
     ("selective-fd", "server/coin-regression"),
 ):
     assert cell(name, of).status in ("run", "inconclusive"), of

@@ -189,9 +189,11 @@ class GoalOutcome:
 
     @property
     def words(self) -> str:
-        """Return the level in words; a partial leak of what classes look like says so."""
+        """Return the level in words, with what of it is in part."""
         if self.level is None:
             return "Not audited"
+        if self.level == "not-tested" and self.conclusive:
+            return "Tested in part"
         if self.level == "partial" and self.finding is not None and self.finding.of_classes:
             return _CLASSES
         return SHOWN[self.level][1]
