@@ -30,33 +30,26 @@ def test_a_finding_names_whom_any_attack_of_its_adversary_finds() -> None:
     victims = ("client/0", "client/1", "client/2")
     made = result([cell("server", "leak", "a", victims[:1]), cell("server", "leak", "b", victims[1:2])])
     (finding,) = front(made).findings
-    assert clients(finding.affected) == victims[:2]
-    assert "1 other" in finding.affected
+    assert figures_in(finding.affected) == ["0", "1", "1"]  # client/0 and client/1; 1 other
     made = result([cell("server", "leak", "a"), cell("server", "leak", "b", victims[2:])])
     (finding,) = front(made).findings
-    assert clients(finding.affected) == victims[2:]
-    assert "all 3" in finding.affected
-
-
-def clients(said: str) -> tuple[str, ...]:
-    """The clients that a text names."""
-    return tuple(re.findall(r"client/\d", said))
+    assert figures_in(finding.affected) == ["3", "2"]  # all 3 pooled; client/2 alone
 
 
 def test_evidence_leads_with_one_victim_or_counts_the_pairs_of_all() -> None:
     made = result([cell("server", "leak", affected=("client/2",))])
     (finding,) = front(made).findings
     alone, together = finding.evidence.split("; ")
-    assert (clients(alone), clients(together)) == (("client/2",), ())
+    assert "client/2" in alone
     assert "no leak" in together
-    assert re.search(r"client/2 \(decided by 70\.0.*10\.0.*0\.0001", with_rate(0.02, 1e-9))
+    assert re.search(r"client/2 \(decided.* 70\.0.*10\.0.*0\.0001", with_rate(0.02, 1e-9))
     assert "decided by" not in with_rate(1e-9, 1e-9)  # the AUC alone would have
     made = cell("server", "leak")
     pooled = tuple(replace(f, n=96) for f in made.figures)
     (finding,) = front(result([made.model_copy(update={"figures": pooled})])).findings
     together, alone = finding.evidence.split("; ")
     assert "96 pairs" in together
-    assert (len(clients(alone)), "no leak" in alone) == (1, True)
+    assert re.search(r"client/\d, .*no leak", alone)
 
 
 def test_what_encryption_stops_names_the_affected_clients_by_goal() -> None:
@@ -67,8 +60,8 @@ def test_what_encryption_stops_names_the_affected_clients_by_goal() -> None:
     made = result([both[0], other])
     (finding,) = front(made).findings
     membership, extraction = finding.affected.split(". ")
-    assert (membership.partition(":")[0], clients(membership)) == ("Membership", ("client/0",))
-    assert (extraction.partition(":")[0], clients(extraction)) == ("Model extraction", ())
+    assert membership.startswith("Membership: client/0;")
+    assert re.match(r"Model extraction: all\s3", extraction)
     assert re.search(r"\bb:.*\b20\.0\b.*\b0\.950\b", finding.evidence)
     (alone,) = front(result([other])).findings
     assert re.search(r"\(0\.950.*decided by.*0\.0001", alone.evidence)
@@ -106,8 +99,7 @@ def test_evidence_of_a_group_shows_what_decided_for_each_victim_alone() -> None:
     targets = tuple(t.model_copy(update={"figures": figures[t.target]}) for t in base.targets)
     made = result([base.model_copy(update={"figures": (auc,), "targets": targets})])
     (finding,) = front(made).findings
-    assert clients(finding.affected) == ("client/1",)
-    assert "all 3" in finding.affected
+    assert figures_in(finding.affected) == ["3", "1"]  # all 3 pooled; client/1 alone
     _, decisive, largest = finding.evidence.split("; ")
     assert re.match(r"0\.771.*client/1.*decided by 56\.2.*10\.0.*0\.005", decisive)
     assert re.search(r"0\.779.*client/0, not significant", largest)
@@ -137,7 +129,7 @@ def test_a_finding_rests_on_an_attack_whose_controls_passed_if_one_found_as_much
     (finding,) = front(both).findings
     assert (finding.strongest.cell.attack, finding.caution) == ("strong", "")
     (finding,) = front(alone).findings
-    assert "control of weak failed" in finding.caution
+    assert "of weak failed" in finding.caution
     assert finding.caution in render_report(alone, FIXTURES, {})
 
 
@@ -176,7 +168,7 @@ def test_the_page_says_from_how_many_tests_and_for_which_findings_its_first_acti
     made = result([cell("server", "leak"), cell("world", "not-tested")])
     early = made.model_copy(update={"unfinished": Unfinished(done=1, of=2)})
     page = Document(render_report(early, FIXTURES, {}))
-    assert re.search(r"Do first,.*1 of 2.*:", page.sections["summary"])
+    assert re.search(r"Do first,.*1\sof\s2\b", page.sections["summary"])
     assert "Do first:" in Document(render_report(made, FIXTURES, {})).sections["summary"]
 
 
@@ -250,9 +242,8 @@ def test_rates_that_candidates_are_too_few_for_are_told() -> None:
     def told(made: Cell) -> str:
         return " ".join(front(result([made])).untested)
 
-    assert re.search(
-        r"false-positive rate measured:\s10\.0\b", told(base.model_copy(update={"targets": targets}))
-    )
+    known = told(base.model_copy(update={"targets": targets}))
+    assert re.search(r"false-positive rate measured:\s10\.0\b", known)
     assert "false-positive rate" not in told(base)
 
 
@@ -307,8 +298,7 @@ def test_a_finding_about_classes_leads_with_the_share_of_pictures_that_are_recog
     page = summarise(made)
     (finding,) = page.front.findings
     assert re.match(r"a: 90\.0.*recognised, 20\.0", finding.evidence)
-    assert "classes" in finding.brief
-    assert "(90.0" in finding.brief
+    assert re.search(r"classes.*\(90\.0", finding.brief)
     assert [entry.words for entry in page.matrix[0].entries] == ["Partial: classes"]
     unsure = tuple(replace(f, low=0.1) if f.name == "evaluator_accuracy" else f for f in shown)
     made = result([told.model_copy(update={"figures": unsure})])
@@ -349,13 +339,7 @@ def test_tests_are_counted_by_whether_they_ran_and_their_controls() -> None:
     possible, ran = said.split(". ")[:2]
     assert figures_in(possible) == ["3", "1"]
     assert "clears nobody" in possible
-    assert re.findall(r"\d+", ran) == [
-        "2",
-        "1",
-        "0",
-        "0",
-        "1",
-    ]  # with an answer: leak, partial, none; then without
+    assert figures_in(ran) == ["2", "1", "0", "0", "1"]  # ran: leak, partial, none; no answer
     failed = Controls(positive=Control(what="overfit", passed=False), negative=PASSED.negative)
     leak = cell("server", "leak", "b").model_copy(
         update={"controls": failed, "status": "inconclusive", "reason": "r"}

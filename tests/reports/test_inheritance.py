@@ -99,7 +99,7 @@ def test_a_coalition_inherits_its_member_s_leak_and_says_so(own: str) -> None:
     (_, coalition), page = standings(made, judge_all(made)), summarise(made)
     assert coalition.source == "server"
     said = coalition.inherited
-    assert "finding of server" in said
+    assert "finding of server:" in said
     assert [row.entries[0].note for row in page.matrix] == ["", said]
     (finding,) = page.front.findings
     assert page.headline == f"{finding.clause}."
@@ -345,7 +345,7 @@ def test_an_attack_without_an_answer_has_read_nothing(level: str) -> None:
     ]
     judged, untested = told(seen(result(cells), "logits", "soft_labels"))
     assert judged == "not-tested"
-    assert re.findall(r"(\w+): no attack that reads", untested) == ["soft_labels"]
+    assert re.findall(r"(\w+): no attack", untested) == ["soft_labels"]
 
 
 def test_page_public_page_comparison_and_console_agree_on_what_was_not_tested() -> None:
