@@ -318,7 +318,7 @@ def test_axes_end_at_the_bounds_of_their_measures() -> None:
             assert path.vertices.min() >= 0
             assert path.vertices.max() <= 100
     assert figures_in(drawn.basis) == ["3", "0", "1", "2", "95"]  # n, the seeds, and the intervals' level
-    assert "ε of the server" in drawn.basis
+    assert "of the server" in drawn.basis
 
 
 small = st.integers(0, 4).map(float)
@@ -389,7 +389,7 @@ def test_the_page_shows_names_as_text_what_failed_and_what_was_not_measured(draw
     assert [label for label in unmeasured if f"a value of {label}." not in text] == []
     assert "TrainingDivergedError" in text
     assert "in any case" in text
-    assert re.search("12 runs 2", text)
+    assert "12 runs 2" in text
     assert re.search(r"= 2 seeds\D+1\D+2\D", text)
     assert "these attacks: server" in text
 
@@ -434,7 +434,7 @@ def test_a_run_whose_result_is_damaged_is_shown_as_failed(sweep: Path, tmp_path:
     found = {r["key"]: r for r in rows(tmp_path / "out" / "curves.csv")}
     for path in (gone, broken):
         assert found[path.parent.name]["status"] == "failed"
-        assert found[path.parent.name]["reason"].endswith("cannot be read")
+        assert found[path.parent.name]["reason"].startswith("its result cannot")
 
 
 def test_no_sweep_and_no_width_are_refused(sweep: Path, tmp_path: Path) -> None:

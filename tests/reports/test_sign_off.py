@@ -80,7 +80,8 @@ def test_what_nobody_stated_is_said_so_or_left_to_be_filled_in() -> None:
         "Owner": "",
         "Retest": "",
     }
-    assert "not on record" in dict(block.record)["Date of the result"]
+    record = dict(block.record)
+    assert "not on record" in record["Date of the result"]
     assert "be filled in" in page_of(load())
 
 

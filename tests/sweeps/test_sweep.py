@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fdaudit.sweeps.index import Index, read_index
 
 from ..helpers import warm
 from ..helpers.command import Cli
+from ..helpers.refusals import refused
 from ..helpers.run_cases import tree
 from ..helpers.sweep_cases import grid, inline
 
@@ -311,8 +313,9 @@ def test_a_defence_that_fits_nothing_is_a_mistake(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_defence_must_be_possible(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a known dataset"):
-        engine.sweep(grid(base__dataset={"name": "digit"}), tmp_path / "out", executor=nowhere)
+    unknown = grid(base__dataset={"name": "digit"})
+    act = partial(engine.sweep, unknown, tmp_path / "out", executor=nowhere)
+    refused(act, "dataset.name", "digit", ["digits"], kind=UsageError)
     assert not (tmp_path / "out").exists()
 
 

@@ -348,5 +348,6 @@ def test_run_makes_the_twin_with_the_flag(tmp_path: Path, cli: Cli) -> None:
     summary = twin_summary(api.load(tmp_path / "run").result)
     assert summary is not None
     assert summary.rows == ()
+    assert "gain" not in summary.headline
     assert summary.headline.replace("\xa0", " ") in words
     assert summary.headline.partition(".")[0] in (tmp_path / "run" / "report" / "index.html").read_text()
