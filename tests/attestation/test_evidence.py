@@ -169,7 +169,7 @@ def test_a_run_that_takes_a_larger_statement_than_is_read_is_refused(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fdaudit.attestation.bundle.MOST_BYTES", 10_000)
-    assert "takes a statement of" in str(refused(run, tmp_path / "made"))
+    assert "a statement of" in str(refused(run, tmp_path / "made"))
 
 
 def test_the_statement_says_what_the_run_says(original: Path, bundle: Path) -> None:
@@ -251,7 +251,7 @@ def refused(run: Path, out: Path, *, sign: Path | None = None) -> Any:
 
 def test_an_unfinished_run_is_refused(run: Path, tmp_path: Path) -> None:
     (run / "result.json").rename(tmp_path / "kept")
-    assert "has no result yet" in str(refused(run, tmp_path / "made"))
+    assert "no result yet" in str(refused(run, tmp_path / "made"))
     (run / "manifest.json").unlink()
     error = refused(run, tmp_path / "made")
     assert isinstance(error, RunError)
@@ -264,8 +264,8 @@ def test_a_place_that_is_taken_or_inside_the_run_is_refused(run: Path, tmp_path:
     (tmp_path / "file").write_bytes(b"")
     for name in ("empty", "dead", "file"):
         assert "exists already" in str(refused(run, tmp_path / name))
-    assert "lies in the run itself" in str(refused(run, run / "made"))
-    assert "lies in the run itself" in str(refused(run, run / "vault" / "made"))
+    for place in (run, run / "vault"):
+        assert "in the run" in str(refused(run, place / "made"))
     assert "cannot be made" in str(refused(run, tmp_path / "file" / "made"))
 
 
@@ -311,11 +311,11 @@ def test_a_judgement_that_contradicts_its_cells_is_believed_by_nothing(run: Path
         lambda read: fdaudit.evidence(read, tmp_path / "made"),
         lambda read: read.result,
     ):
-        with pytest.raises(FdauditError, match="contradicts the cells of this result"):
+        with pytest.raises(FdauditError, match="contradicts the cells"):
             use(fdaudit.load(run))
     (finding,) = fdaudit.load(run).verify()
-    assert "'not-requested' contradicts the cells" in finding
-    assert "`fdaudit run --resume --out RUN`" in finding
+    assert "'not-requested' contradicts" in finding
+    assert "--resume --out RUN" in finding
     fdaudit.run(None, run, resume=True)
     assert fdaudit.load(run).verify() == []
 
@@ -331,7 +331,7 @@ def test_an_outcome_that_the_result_lacks_is_no_evidence_until_the_run_is_conclu
     vault = Vault(run / "vault")
     vault.save(_scores_of(again), vault.load(_scores_of(cell)))
     path.write_text(json.dumps(again), encoding="utf-8")
-    assert "does not have the cells that lie in attacks/" in str(refused(run, tmp_path / "made"))
+    assert "lie in attacks/" in str(refused(run, tmp_path / "made"))
     fdaudit.run(None, run, resume=True)
     made = fdaudit.evidence(fdaudit.load(run), tmp_path / "made")
     assert (made / "run" / "attacks" / path.name).read_bytes() == path.read_bytes()
@@ -339,7 +339,7 @@ def test_an_outcome_that_the_result_lacks_is_no_evidence_until_the_run_is_conclu
 
 def test_a_wrong_key_or_a_missing_vault_is_refused(run: Path, tmp_path: Path) -> None:
     _, public = keypair(tmp_path)
-    assert "is a public key" in str(refused(run, tmp_path / "made", sign=public))
+    assert "a public key" in str(refused(run, tmp_path / "made", sign=public))
     shutil.rmtree(run / "vault")
     assert "vault" in str(refused(run, tmp_path / "made"))
 

@@ -45,9 +45,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def test_the_page_lists_what_a_bundle_and_a_vault_hold_and_the_predicate(made: Made) -> None:
-    assert {row.rstrip("/") for row in table(EVIDENCE, "## What is in it")} == {
-        p.name for p in made.bundle.iterdir()
-    }
+    rows = {row.rstrip("/") for row in table(EVIDENCE, "## What is in it")}
+    assert rows == {p.name for p in made.bundle.iterdir()}
     assert set(table(EVIDENCE, "## The envelope")) == set(envelope_of(made.bundle))
     predicate = statement_of(made.bundle)["predicate"]
     rows = table(EVIDENCE, "## The statement")
@@ -115,8 +114,8 @@ def test_the_workflow_goes_on_after_a_failed_gate_and_shows_no_secret(workflow: 
     assert {s.get("if") for s in steps[audit + 1 :]} == {"${{ !cancelled() }}"}
     assert len(steps) - audit - 1 == 4
     assert workflow["permissions"] == {"contents": "read"}
-    with_secrets = [s["name"] for s in steps if "secrets." in json.dumps(s)]
-    assert with_secrets == ["Write and sign the evidence"]
+    (with_secrets,) = (s["name"] for s in steps if "secrets." in json.dumps(s))
+    assert "sign" in with_secrets
     assert not any(re.search(r"\$\{\{", s.get("run", "")) for s in steps), "nothing is pasted into a script"
 
 

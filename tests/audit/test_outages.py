@@ -8,6 +8,7 @@ import pytest
 
 from fdaudit.transcript.transcript import read_messages
 
+from ..helpers.report_cases import figures_in
 from ..helpers.run_cases import finished
 
 
@@ -31,7 +32,8 @@ def test_the_rounds_are_completed_without_it_and_the_record_says_so(run, cli):
 def test_the_result_says_so(run):
     result = json.loads((run / "result.json").read_text())
     assert result["run"]["silences"] == [{"party": "client/1", "rounds": [1, 2]}]
-    assert any("client/1 went silent in 2 rounds (first 1, last 2)" in line for line in result["limits"])
+    (line,) = (line for line in result["limits"] if line.startswith("client/1 went silent"))
+    assert figures_in(line)[1:4] == ["2", "1", "2"]  # in two rounds: the first and the last
 
 
 def test_a_run_without_outages_says_nothing_of_them(tmp_path):

@@ -142,7 +142,7 @@ def test_an_export_with_a_changed_line_does_not_open(home):
     lines = log.read_bytes().split(b"\n")
     lines[1] = lines[1].replace(b'"step":0', b'"step":1')
     log.write_bytes(b"\n".join(lines))
-    with pytest.raises(IntegrityError, match="does not match its digest"):
+    with pytest.raises(IntegrityError, match="match its digest"):
         open_view(home / "server" / "view")
 
 
@@ -197,9 +197,7 @@ def test_submissions_are_counted_and_a_name_stays_with_its_adversary(home):
     run = fdaudit.load(home / "quiet")
     counted = [fdaudit.score(run, guesses(home)).params["submission"] for _ in range(2)]
     assert counted == [1, 2]
-    with pytest.raises(
-        fdaudit.FdauditError, match="is the name of guesses about label-distribution by server"
-    ):
+    with pytest.raises(fdaudit.FdauditError, match="about label-distribution by"):
         fdaudit.score(run, by_membership(home, membership(home)))
 
 

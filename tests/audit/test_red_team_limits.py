@@ -130,7 +130,7 @@ def test_no_class_shares_are_scored_once_candidates_are_out_whoever_asks(home, a
         code, out, err = cli("score", home / "run", path)
         assert (code, out, len(err.splitlines())) == (2, "", 1), err
         assert "guesses.label_distribution.0.target" in err
-        assert "candidates for membership handed out" in err
+        assert "membership handed out" in err
         assert "new secret" in err
     assert tree(home / "run") == before
     assert "external-mine" in fdaudit.report(run).read_text("utf-8")  # what was scored before stands
@@ -176,7 +176,7 @@ def test_the_note_is_there_before_the_candidates_are(home, monkeypatch):
 
 def test_a_note_that_cannot_be_written_stops_the_handout(home):
     (home / "run" / "vault" / "handed-out").write_text("in the way")
-    with pytest.raises(fdaudit.FdauditError, match="handed-out is no folder"):
+    with pytest.raises(fdaudit.FdauditError, match="is no folder"):
         fdaudit.export_view(fdaudit.load(home / "run"), "server", home / "out", challenges=True)
     assert not (home / "out").exists()
 
@@ -222,7 +222,8 @@ def test_a_whole_public_dataset_is_refused_with_a_number_to_act_on(home, cli):
     n = len(run.case.records("client/0")[1])
     code, out, err = cli("score", home / "run", submitted(home, run, everything))
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert f"has 1797 images, more than the {n} records" in err
+    assert "1797 images" in err
+    assert f"the {n} records" in err
     assert f"Give the {n} likeliest, or fewer" in err
     assert tree(home / "run") == before
 
@@ -241,7 +242,7 @@ def test_naming_more_messages_does_not_add_records(home):
 def test_a_gradient_of_one_record_allows_one_image(tmp_path):
     run = fdaudit.run(SPEC, tmp_path / "run")
     seq = next(m.seq for m in run.view("server").messages if m.kind == "gradient")
-    with pytest.raises(UsageError, match="has 2 images, more than the 1 records"):
+    with pytest.raises(UsageError, match=r"2 images.*\b1 records"):
         fdaudit.score(run, submitted(tmp_path, run, torch.zeros(2, 1, 8, 8), [seq]))
 
 
@@ -336,7 +337,7 @@ def test_as_many_images_of_a_public_dataset_as_allowed_gain_nothing(home):
     order = torch.randperm(len(run.case.dataset.y), generator=torch.Generator().manual_seed(1))
     dumped = scored(home, run.case.dataset.x[order[:n]])
     assert dumped["psnr_max"].value == 100
-    assert "own images beside other records" in dumped["psnr_prior"].note
+    assert "own images beside" in dumped["psnr_prior"].note
     assert dumped["psnr_gain"].value < 2
 
 

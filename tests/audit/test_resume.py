@@ -343,9 +343,9 @@ def test_what_the_rules_chose_need_not_be_repeated(whole: Path, unfinished: Path
 def test_another_vault_is_refused(unfinished: Path, tmp_path: Path) -> None:
     other = finished(tmp_path / "other")
     before = tree(unfinished, without=())
-    with pytest.raises(RunError, match="another seed or secret"):
+    with pytest.raises(RunError, match="seed or secret"):
         fdaudit.run(SPEC, unfinished, resume=True, seed_from=other)
-    with pytest.raises(SpecError, match="not the seed in the vault"):
+    with pytest.raises(SpecError, match="in the vault"):
         fdaudit.run(SPEC, tmp_path / "new", seed_from=other)
     assert not (tmp_path / "new").exists()
     assert tree(unfinished, without=()) == before

@@ -28,6 +28,7 @@ from fdaudit.transcript.wire import Outage
 from ..helpers.mask_cases import discs, write_masks
 from ..helpers.protocol_cases import every_case, thorough_beyond_defaults
 from ..helpers.protocol_cases import run as run_protocol
+from ..helpers.refusals import refused
 from ..helpers.results import cell_of, figures_of
 from ..helpers.run_cases import known
 from .task_cases import check_repeated, check_resumed, first_gradient, loss_scores
@@ -128,10 +129,10 @@ def test_the_result_and_the_report_speak_of_dice(finished):
     ]
     assert result["class_table"] == [p.tolist() for p in pixels]
     page = (finished.directory / "report" / "index.html").read_text(encoding="utf-8")
-    assert "Test Dice in per cent by round" in page
+    assert "Test Dice in" in page
     assert "Mean Dice coefficient" in page
     assert "mIoU" in page
-    assert "Pixels of each class at each client" in page
+    assert "Pixels of each" in page
     assert "Test accuracy" not in page
 
 
@@ -172,10 +173,10 @@ def test_membership_by_loss_runs_with_its_controls_and_every_other_attack_says_w
             assert cell["status"] == "not-applicable"
             assert "class_counts" in cell["reason"]
         elif cell["attack"] in ("pixel-comparison", "pixel-matching"):
-            assert cell["reason"] == "no gradients at images of a victim's own labels in view"
+            assert cell["reason"].startswith("no gradients at")
         elif cell["attack"] == "learned-inversion":
             assert cell["status"] == "not-applicable"
-            assert cell["reason"] == "the regression needs 20 auxiliary records"
+            assert "20 auxiliary records" in cell["reason"]
         else:
             assert cell["status"] == "not-applicable"
             images = "the attack needs one answer for each record, not one for each pixel"
@@ -351,19 +352,18 @@ def test_dp_sgd_trains_on_masks_and_states_its_epsilon(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "field"),
     [
-        ({"model": {"name": "cnn-strided"}}, "Use 'unet'"),
-        ({"protocol": {"name": "fedmd"}}, "does not run segmentation data"),
-        ({"protocol": {"name": "selective-fd"}}, "does not run segmentation data"),
-        ({"partition": {"name": "dirichlet", "alpha": 1.0}}, "each has pixels of several classes"),
-        ({"canaries": {"clients": [0]}}, "its labels are masks"),
-        ({"clients": 4}, "is more than the 3 sites"),
+        ({"model": {"name": "cnn-strided"}}, "model.name"),
+        ({"protocol": {"name": "fedmd"}}, "protocol.name"),
+        ({"protocol": {"name": "selective-fd"}}, "protocol.name"),
+        ({"partition": {"name": "dirichlet", "alpha": 1.0}}, "partition.name"),
+        ({"canaries": {"clients": [0]}}, "canaries.kind"),
+        ({"clients": 4}, "clients"),
     ],
 )
-def test_what_masks_do_not_support_is_one_clear_error(tmp_path, changes, message):
-    with pytest.raises(UsageError, match=message):
-        simulated_case(load_spec(spec_of(tmp_path, **changes)), known(0))
+def test_what_masks_do_not_support_is_one_clear_error(tmp_path, changes, field):
+    refused(lambda: simulated_case(load_spec(spec_of(tmp_path, **changes)), known(0)), field, kind=UsageError)
 
 
 def test_a_network_for_masks_is_refused_for_labels():

@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from fdaudit.reports.goals import RULES
 from fdaudit.reports.judgement.verdict import judge_all
 
 import fdaudit
@@ -21,6 +22,7 @@ from fdaudit.spec.schema import load_spec
 from fdaudit.storage.files import load_tensors
 from fdaudit.testing.specs import small_spec
 
+from ..helpers.refusals import refused
 from ..helpers.results import cell_of, figures_of
 from ..helpers.run_cases import known, tree
 from ..helpers.text_cases import write_texts
@@ -128,8 +130,8 @@ def test_rows_find_every_word_of_the_batch(finished):
 
 def test_the_report_speaks_of_words_and_the_public_one_names_none(finished, tmp_path):
     page = (finished.directory / "report" / "index.html").read_text(encoding="utf-8")
-    assert "could recover words of private texts" in page
-    assert "F1 of recovered words" in page
+    assert RULES["text-reconstruction"].leaked in page
+    assert "F1 of recovered" in page
     fdaudit.report(finished, tmp_path / "public", public=True)
     everything = "".join(
         p.read_text(encoding="utf-8")
@@ -157,15 +159,13 @@ def test_attacks_on_images_say_that_they_do_not_read_texts(tmp_path):
     made = fdaudit.run(spec, tmp_path / "run")
     asked = [c for c in made.result.plain()["cells"] if c["attack"] in images]
     assert len(asked) == len(images)
-    read = ("images", "images and rows of a table")
-    reasons = {f"the attack works on {what}, not on texts" for what in read}
-    assert {(c["status"], c["reason"]) for c in asked} == {("not-applicable", reason) for reason in reasons}
+    assert {(c["status"], "not on texts" in c["reason"]) for c in asked} == {("not-applicable", True)}
 
 
 def test_attacks_on_texts_say_that_they_do_not_read_images(tmp_path):
     made = fdaudit.run(small_spec(attacks=[{"name": "embedding-rows"}]), tmp_path / "run")
     cell = cell_of(made, "embedding-rows")
-    assert (cell["status"], cell["reason"]) == ("not-applicable", "the attack works on texts, not on images")
+    assert (cell["status"], "not on images" in cell["reason"]) == ("not-applicable", True)
 
 
 # -- membership and class shares ------------------------------------------------------------------------------------
@@ -260,22 +260,21 @@ def test_a_class_of_the_users_own_is_audited(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "field"),
     [
-        ({"model": {"name": "cnn-strided"}}, "is a network for images. Use 'transformer'"),
-        ({"protocol": {"name": "selective-fd"}}, "does not run text data"),
-        ({"protocol": {"name": "fediod"}}, "does not run text data"),
-        ({"protocol": {"name": "dafkd"}}, "does not run text data"),
-        ({"protocol": {"name": "fedftg"}}, "does not run text data"),
-        ({"canaries": {"clients": [0]}}, "it holds texts"),
-        ({"public_dataset": {"name": "digits"}}, "does not go with texts"),
-        ({"auxiliary": {"others": "shifted"}}, "turns and blurs images, not texts"),
-        ({"partition": {"name": "by-site"}}, "by-site"),
+        ({"model": {"name": "cnn-strided"}}, "model.name"),
+        *(
+            ({"protocol": {"name": n}}, "protocol.name")
+            for n in ("selective-fd", "fediod", "dafkd", "fedftg")
+        ),
+        ({"canaries": {"clients": [0]}}, "canaries.kind"),
+        ({"public_dataset": {"name": "digits"}}, "public_dataset.name"),
+        ({"auxiliary": {"others": "shifted"}}, "auxiliary.others"),
+        ({"partition": {"name": "by-site"}}, "partition.name"),
     ],
 )
-def test_what_texts_do_not_support_is_one_clear_error(tmp_path, changes, message):
-    with pytest.raises(UsageError, match=message):
-        simulated_case(load_spec(spec_of(tmp_path, **changes)), known(0))
+def test_what_texts_do_not_support_is_one_clear_error(tmp_path, changes, field):
+    refused(lambda: simulated_case(load_spec(spec_of(tmp_path, **changes)), known(0)), field, kind=UsageError)
 
 
 def test_a_damaged_table_ends_the_command_with_one_error_and_writes_nothing(tmp_path, cli):
@@ -285,17 +284,18 @@ def test_a_damaged_table_ends_the_command_with_one_error_and_writes_nothing(tmp_
     spec.write_text(json.dumps(spec_of(tmp_path, dataset={"name": f"text:{table}"})))
     code, out, err = cli("run", spec, "--out", tmp_path / "run")
     assert (code, out) == (2, "")
-    assert "row at line 3 has the label 'one'" in err
+    assert "line 3" in err
+    assert "label 'one'" in err
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "texts", "message"),
     [
-        ([10**12], None, "names the word 1000000000000"),
-        ([2], [[2, 3]], "has texts of 2 tokens, not 10"),
-        ([-1], None, "needs distinct numbers of words"),
-        ([2, 2], None, "needs distinct numbers of words"),
+        ([10**12], None, "word 1000000000000"),
+        ([2], [[2, 3]], "2 tokens, not 10"),
+        ([-1], None, "distinct numbers"),
+        ([2, 2], None, "distinct numbers"),
     ],
 )
 def test_guesses_that_are_no_words_are_refused(finished, words, texts, message):

@@ -93,9 +93,9 @@ def test_a_group_of_records_costs_what_they_cost_together(tmp_path: Path) -> Non
     assert one.epsilon == pytest.approx(epsilon({event(): 1}, 1e-5).value)
     assert all_three.epsilon == pytest.approx(epsilon({Grouped(event=event(), size=3): 1}, 1e-5).value)
     assert all_three.epsilon > 1.5 * one.epsilon
-    assert any("ask for the unit group" in w for w in one.warnings)
-    assert not any("ask for the unit group" in w for w in all_three.warnings)
-    assert any("No group has more than 3 records" in line for line in all_three.assumptions)
+    assert any("the unit group" in w for w in one.warnings)
+    assert not any("the unit group" in w for w in all_three.warnings)
+    assert any("more than 3" in line for line in all_three.assumptions)
     assert run.profile("server", unit="group").unit == "group"
     assert all_three.contributions[0].mechanism == "SampledGaussian"
     with pytest.raises(UsageError, match="group"):
@@ -115,7 +115,7 @@ def test_a_group_that_several_clients_hold_has_no_epsilon(tmp_path: Path) -> Non
     spec = images(tmp_path, np.arange(N) % 4, train_groups=np.arange(N) // 60)
     found = fdaudit.run(spec, tmp_path / "run").ledger("server", unit="group")
     assert found.epsilon == math.inf
-    assert "records of one group lie with" in found.cause
+    assert "one group lie" in found.cause
 
 
 def test_groups_come_from_a_column_of_a_table(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_groups_come_from_a_column_of_a_table(tmp_path: Path) -> None:
 
 def test_the_unit_group_needs_groups(tmp_path: Path) -> None:
     run = fdaudit.run(images(tmp_path, np.arange(N) % 4), tmp_path / "run")
-    with pytest.raises(SpecError, match="which records belong together"):
+    with pytest.raises(SpecError, match="records belong together"):
         run.ledger("server", unit="group")
 
 

@@ -144,7 +144,8 @@ def test_a_failed_cell_ends_with_1_and_says_why(shell: Shell, monkeypatch: pytes
     code, out, err = shell("run", shell.spec(attacks=[LOSS]), "--out", "here", "--no-report")
     assert code == 1, err
     assert len(err.splitlines()) == 1
-    assert err.startswith("fdaudit: cell server/loss-threshold failed: RuntimeError: no\\n")
+    assert err.startswith("fdaudit: cell server/loss-threshold ")
+    assert "RuntimeError: no\\n" in err
     assert "\x1b" not in out + err
     assert [line for line in out.splitlines() if line.startswith("fdaudit")] == []
 
@@ -159,11 +160,11 @@ def test_training_that_diverges_ends_with_1(shell: Shell) -> None:
 
 def test_an_error_of_the_system_is_one_line(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> None:
-        raise OSError(28, "No space left on device", "payloads/00000000.safetensors")
+        raise OSError(28, "full", "payloads/00000000.safetensors")
 
     monkeypatch.setattr(os, "fsync", full)
     code, _, err = shell("run", shell.spec(), "--out", "here", "--no-report")
-    assert (code, err) == (1, "fdaudit: No space left on device: payloads/00000000.safetensors\n")
+    assert (code, err) == (1, "fdaudit: full: payloads/00000000.safetensors\n")
 
 
 # -- attack -------------------------------------------------------------------------------------------------------
@@ -266,8 +267,9 @@ def test_verify_ends_with_0_2_or_3(shell: Shell, done: Path) -> None:
     assert shell.json("verify", done) == {"run": str(done), "intact": True, "findings": []}
     shell.refused("verify", "nothing")
     (done / "transcript" / "stray").write_text("")
-    assert shell.json("verify", done, code=3)["findings"] == ["stray is listed by no message"]
-    assert shell("verify", done) == (3, "", "fdaudit: stray is listed by no message\n")
+    (finding,) = shell.json("verify", done, code=3)["findings"]
+    assert finding.startswith("stray ")
+    assert shell("verify", done) == (3, "", f"fdaudit: {finding}\n")
 
 
 # -- list, explain -------------------------------------------------------------------------------------------------
@@ -309,7 +311,7 @@ def test_explain_json_is_what_is_explained(name: str, shell: Shell) -> None:
 
 
 def test_explain_names_the_nearest(shell: Shell) -> None:
-    assert "Did you mean 'fedavg'?" in shell.refused("explain", "fedagv")
+    assert "mean 'fedavg'?" in shell.refused("explain", "fedagv")
 
 
 # -- names that would deceive -----------------------------------------------------------------------------------------
@@ -353,9 +355,7 @@ def test_hostile_names_are_written_out_everywhere(shell: Shell, done: Path) -> N
         code, out, err = shell(*command)
         assert code in (2, 3), command
         assert clean(out + err), command
-        assert not [line for line in (out + err).splitlines() if line.startswith("fdaudit: all is well")], (
-            command
-        )
+        assert not [line for line in (out + err).splitlines() if line.startswith("fdaudit: all")], command
     code, out, err = shell("run", shell.spec(name=HOSTILE), "--out", shell.home / "named")
     assert (code, out) == (2, "")
     assert clean(err)

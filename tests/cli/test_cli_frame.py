@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -39,9 +40,7 @@ def test_help_is_there_for_every_command(shell: Shell) -> None:
     assert code == 0
     commands = ("quickstart", "run", "attack", "report", "compare", "evidence", "verify", "list", "explain")
     assert all(f"  {name} " in out for name in commands)
-    assert "0 done, 1 a gate of the spec or a cell failed, 2 bad input, 3 the record was changed" in " ".join(
-        out.split()
-    )
+    assert re.search(r"0\sdone,.*\s1\s.*\s2\s.*\s3\s", out, re.DOTALL), "each exit code is told"
     for name in commands:
         code, out, _ = shell(name, "--help")
         assert code == 0
@@ -88,7 +87,7 @@ def test_init_writes_a_spec_that_is_not_overwritten(shell: Shell) -> None:
     shell.told("init", "--protocol", "fedmd")
     assert load_spec(shell.home / "spec.yaml").protocol.name == "fedmd"
     assert "exists already" in shell.refused("init")
-    assert "Did you mean 'fedmd'" in shell.refused("init", "other.yaml", "--protocol", "fedmdd")
+    assert "mean 'fedmd'" in shell.refused("init", "other.yaml", "--protocol", "fedmdd")
 
 
 def test_all_mistakes_of_a_spec_are_said_at_once(shell: Shell) -> None:
@@ -152,8 +151,9 @@ def test_an_interrupted_run_says_how_to_go_on(shell: Shell) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert err.startswith("fdaudit: interrupted; go on with: ")
-    assert err.endswith(f"run {spec} --out here --no-report --resume\n")
+    said, _, again = err.partition(" with: ")
+    assert said.startswith("fdaudit: interrupted")
+    assert again.split()[-6:] == ["run", str(spec), "--out", "here", "--no-report", "--resume"]
     assert not (shell.home / "here" / "manifest.json").exists()
 
 
@@ -291,10 +291,10 @@ def test_a_protocol_s_text_holds_everything_it_declares(name: str) -> None:
 
 def test_conditions_and_needs_are_said() -> None:
     shown = text(Explanation(room="protocol", card=AGGREGATED, doc="A double."))
-    assert 'only with share: "logits"' in shown
-    assert "A network for each client; they may differ." in shown
-    assert "Public, unlabelled samples that every party holds." in shown
+    for said in ('share: "logits"', "each client; they", "unlabelled samples that"):
+        assert said in shown
     assert "Deviations" not in shown
     marked = {s.title: s.items for s in sections(AGGREGATED, "`")}
     assert marked["Can do without"] == ("`class_counts`",)
-    assert "aggregator: receives `class_counts`, `logits`; sends `ensemble_labels`" in marked["Who sees what"]
+    (seen,) = (item for item in marked["Who sees what"] if item.startswith("aggregator:"))
+    assert re.search("receives.*class_counts.*logits.*sends.*ensemble_labels", seen)

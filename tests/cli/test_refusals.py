@@ -19,6 +19,7 @@ from ..helpers.cli_cases import Shell
 from ..helpers.run_cases import finished, tree, write_spec
 
 GRID = {"sweep": 1, "base": {"clients": 2}, "protocols": [{"name": "fedavg"}], "seeds": [1]}
+KNOWN = "client/0, client/1, eavesdropper, server, world"
 
 
 @pytest.fixture(scope="module")
@@ -26,30 +27,29 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return finished(tmp_path_factory.mktemp("refusals") / "run")
 
 
-EMPTY = "spec: 'file.yaml' is empty. Write `key: value` lines; `protocol` and `dataset` first."
-
-
 @pytest.mark.parametrize(
-    ("command", "content", "line"),
+    ("command", "content", "field", "remedy"),
     [
-        ("run", GRID, "spec: 'file.yaml' is the grid of a sweep. Give it to `fdaudit sweep`."),
-        ("sweep", small_spec(), "grid: 'file.yaml' is the spec of one run. Give it to `fdaudit run`."),
-        ("run", "", EMPTY),
-        ("run", "# later\n", EMPTY),
-        ("sweep", "", "grid: 'file.yaml' is empty. Write `key: value` lines."),
+        ("run", GRID, "spec", "`fdaudit sweep`"),
+        ("sweep", small_spec(), "grid", "`fdaudit run`"),
+        ("run", "", "spec", "`protocol` and `dataset`"),
+        ("run", "# later\n", "spec", "`protocol` and `dataset`"),
+        ("sweep", "", "grid", "`key: value`"),
     ],
 )
 def test_a_file_of_another_command_or_without_content(
-    shell: Shell, command: str, content: Any, line: str
+    shell: Shell, command: str, content: Any, field: str, remedy: str
 ) -> None:
     write_spec(shell.home / "file.yaml", content)
-    assert shell.refused(command, "file.yaml", "--out", "out") == f"fdaudit: {line}\n"
+    line = shell.refused(command, "file.yaml", "--out", "out")
+    assert line.startswith(f"fdaudit: {field}: 'file.yaml' ")
+    assert remedy in line
 
 
 @pytest.mark.parametrize("command", [("report",), ("verify",), ("attack", "loss-threshold")])
 def test_a_path_where_nothing_is(shell: Shell, command: tuple[str, ...]) -> None:
     line = shell.refused(command[0], "nosuch", *command[1:])
-    assert line == "fdaudit: run: 'nosuch' does not exist. Give the directory of a run.\n"
+    assert line.startswith("fdaudit: run: 'nosuch' ")
 
 
 @pytest.mark.parametrize("command", [("report",), ("verify",), ("attack", "loss-threshold")])
@@ -57,8 +57,9 @@ def test_a_folder_of_runs_names_them(shell: Shell, run: Path, command: tuple[str
     for name in ("fedavg", "fedmd"):
         shutil.copytree(run, shell.home / "audit" / name)
     line = shell.refused(command[0], "audit", *command[1:])
-    problem = "is a folder of 2 runs (fedavg, fedmd), not a run"
-    assert line == f"fdaudit: run: 'audit' {problem}. Give one of them, such as audit/fedavg.\n"
+    assert line.startswith("fdaudit: run: 'audit' ")
+    assert "2 runs (fedavg, fedmd)" in line
+    assert "audit/fedavg" in line
 
 
 def test_a_long_folder_of_runs_is_shortened(shell: Shell, run: Path) -> None:
@@ -67,7 +68,7 @@ def test_a_long_folder_of_runs_is_shortened(shell: Shell, run: Path) -> None:
         shutil.copy(run / "manifest.json", shell.home / "many" / f"{number:02}")
     line = shell.refused("verify", "many")
     assert "21 runs (00, " in line
-    assert "19, …), not a run" in line
+    assert "19, …)" in line
     assert "20" not in line.partition("(")[2]
 
 
@@ -79,7 +80,7 @@ def test_data_that_are_not_there_say_where_they_were_looked_for(shell: Shell, ki
     assert "`dataset.root`" in line
     (shell.home / "nope").mkdir()
     line = shell.refused("run", spec, "--out", "out")
-    assert "though ./nope is there: set `dataset.root: .`" in line
+    assert "set `dataset.root: .`" in line
 
 
 @pytest.mark.parametrize(
@@ -93,14 +94,13 @@ def test_an_unknown_adversary_lists_those_of_the_protocol(
     shell: Shell, changes: dict[str, Any], field: str
 ) -> None:
     line = shell.refused("run", shell.spec(**changes), "--out", "out")
-    known = "client/0, client/1, eavesdropper, server, world"
-    problem = "'servr' names 'servr', not a party of fedavg"
-    assert line == f"fdaudit: {field}: {problem}. Did you mean 'server'? Valid names: {known}.\n"
+    assert line.startswith(f"fdaudit: {field}: 'servr' ")
+    assert line.endswith(f"'server'? Valid names: {KNOWN}.\n")
 
 
 def test_an_unknown_adversary_lists_those_of_the_run(shell: Shell, run: Path) -> None:
     line = shell.refused("attack", run, "loss-threshold", "--adversary", "aggregator")
-    assert "Valid names: client/0, client/1, eavesdropper, server, world." in line
+    assert f"Valid names: {KNOWN}." in line
 
 
 def test_a_report_on_a_damaged_run_names_the_damage(shell: Shell, run: Path) -> None:
@@ -108,7 +108,8 @@ def test_a_report_on_a_damaged_run_names_the_damage(shell: Shell, run: Path) -> 
     damaged = shell.home / "run" / "utility.csv"
     damaged.write_bytes(damaged.read_bytes() + b"\n")
     line = shell.refused("report", "run", code=3)
-    assert line == "fdaudit: utility.csv does not match its digest in the manifest\n"
+    assert line.startswith("fdaudit: utility.csv ")
+    assert "digest" in line
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_an_interrupt_prints_the_command_that_goes_on(
     monkeypatch.setattr(sys, "argv", ["/a venv/bin/fdaudit", *typed])
     with pytest.raises(typer.Exit), progress(quiet=True, again=typed_again(*added)):
         raise KeyboardInterrupt
-    assert capsys.readouterr().err == f"fdaudit: interrupted; go on with: '/a venv/bin/fdaudit' {again}\n"
+    assert capsys.readouterr().err.endswith(f"'/a venv/bin/fdaudit' {again}\n")
 
 
 def test_the_module_is_called_by_its_python(monkeypatch: pytest.MonkeyPatch) -> None:

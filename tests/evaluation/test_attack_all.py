@@ -20,6 +20,7 @@ from fdaudit.types import AttackTask, Challenge
 
 from ..helpers.command import Cli
 from ..helpers.doubles import HOOKS, registered, spec
+from ..helpers.refusals import refused
 
 FEDKD = {"local_epochs": 1, "distill_rounds": 1, "distill_steps": 1}
 
@@ -59,7 +60,8 @@ def test_every_adversary_is_tried_and_each_cell_has_a_status_a_reason_and_its_ti
         assert cell.id in run.timings
     found = {c.id: c for c in cells}
     assert found["aggregator/label-counts"].status == "run"
-    assert found["server/label-counts"].reason == "no class_counts or private_labels of a victim in view"
+    assert found["server/label-counts"].status == "not-applicable"
+    assert found["server/label-counts"].reason.startswith("no class_counts or ")
     assert [t.target for t in found["eavesdropper/label-counts"].targets] == ["client/0", "client/1"]
     _, cells = audited
     params = {c.adversary: c.params for c in cells if c.attack == "label-answers"}
@@ -70,19 +72,20 @@ def test_every_adversary_is_tried_and_each_cell_has_a_status_a_reason_and_its_ti
 
 
 def test_the_page_shows_status_reason_time_and_queries_of_each_cell(audited):
-    run, _ = audited
+    run, cells = audited
     page = fdaudit.report(run).read_text("utf-8")
     coverage = page[page.index('id="coverage"') :]
     for adversary in every_adversary(run):
         assert re.search(rf'data-label="Adversary">[^<]*{re.escape(adversary)}', coverage), adversary
-    assert "no class_counts or private_labels of a victim in view" in coverage
+    (reason,) = (c.reason for c in cells if c.id == "server/label-counts")
+    assert reason in coverage
 
 
 @pytest.mark.thorough
 def test_a_cell_that_fails_shows_its_error_and_ends_with_1(tmp_path, cli: Cli, monkeypatch):
     def crash(where, task):
         if where == "run":
-            raise AttributeError("no such thing")
+            raise AttributeError("gone")
 
     with registered("crash", "spy"):
         run = fdaudit.run(spec(attacks=[{"name": "spy"}], adversaries=["server"]), tmp_path / "run")
@@ -90,9 +93,9 @@ def test_a_cell_that_fails_shows_its_error_and_ends_with_1(tmp_path, cli: Cli, m
         code, out, _ = cli("attack", tmp_path / "run", "--all", "--json")
     assert code == 1
     failed = {c["id"]: c["reason"] for c in json.loads(out) if c["status"] == "failed"}
-    assert failed["server+client/0/crash"].startswith("AttributeError: no such thing (")
+    assert failed["server+client/0/crash"].startswith("AttributeError: gone (")
     assert any(c["attack"] == "spy" and c["status"] != "failed" for c in json.loads(out))
-    assert "AttributeError: no such thing" in fdaudit.report(run).read_text("utf-8")
+    assert "AttributeError: gone" in fdaudit.report(run).read_text("utf-8")
 
 
 def test_the_time_of_a_cell_is_that_of_its_last_run(tmp_path):
@@ -107,8 +110,7 @@ def test_the_time_of_a_cell_is_that_of_its_last_run(tmp_path):
 
 
 def test_a_budget_of_nothing_is_refused_by_the_spec():
-    with pytest.raises(fdaudit.FdauditError, match=r"^queries: 0 .*at least 1"):
-        fdaudit.load_spec(spec(queries=0))
+    refused(lambda: fdaudit.load_spec(spec(queries=0)), "queries", 0)
 
 
 @pytest.mark.thorough
@@ -121,12 +123,12 @@ def test_an_oracle_that_may_not_be_asked_is_a_reason(tmp_path):
     with stage.adversary("world") as given:
         found = run_attack(attack, given.view, Trial(knowledge=stage.knowledge(given), task=task, seed=0))
     assert isinstance(found, str)
-    assert found.endswith("the budget allows 0")
+    assert found.endswith("allows 0")
 
 
 @pytest.mark.parametrize(
     ("x", "y", "pair"), [((4, 8, 8), (4,), (4,)), ((4, 1, 8, 8), (3,), (4,)), ((4, 1, 8, 8), (4,), (4, 1))]
 )
 def test_candidates_of_the_wrong_shape_are_refused(x, y, pair):
-    with pytest.raises(ValueError, match="Challenge of client/0: x, y and pair have shapes"):
+    with pytest.raises(ValueError, match="Challenge of client/0"):
         Challenge(target="client/0", x=torch.zeros(x), y=torch.zeros(y), pair=torch.zeros(pair))

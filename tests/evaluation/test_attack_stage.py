@@ -109,7 +109,7 @@ def test_a_cell_whose_process_ended_has_failed_and_says_so(
         "world/gap": True,
         "world/loss-threshold": True,
     }
-    assert "ended before it was done" in asked["world/gap"].reason
+    assert "ended before" in asked["world/gap"].reason
     assert load_json(run.directory / "attacks" / "world-gap.json")["status"] == "failed"
     assert [c.adversary for c in cells] == sorted(c.adversary for c in cells), "in the order of adversaries"
 
@@ -142,7 +142,7 @@ def test_a_cell_that_found_its_gpu_full_runs_again_alone(
     monkeypatch.setattr(workers, "fitting", lambda: 64)
     cells = attack_cells(run.opened, again=True, tick=lambda *told: said.append(told[0]))
     assert {c.id: c.plain() for c in cells} == before
-    assert {"attacks (gap: again, alone)", "attacks (loss-threshold: again, alone)"} <= set(said)
+    assert {f"attacks ({name}: again, alone)" for name in ("gap", "loss-threshold")} <= set(said)
 
 
 class _Far:
@@ -157,7 +157,7 @@ class _Far:
     ) -> Generator[tuple[int, dict[str, Any] | None], None, None]:
         self.pieces = [(p["attack"], tuple(p["adversaries"])) for p in pieces]
         for number, piece in enumerate(pieces):
-            yield number, {"tick": ["worker lost, tried again", 1, 2]}
+            yield number, {"tick": ["lost", 1, 2]}
             desk = Desk(RunDirectory.reopen(Path(piece["run"])))
             attack = next(a for a in desk.run.case.attacks if a.name == piece["attack"])
             for name in piece["adversaries"]:
@@ -186,7 +186,7 @@ def test_other_workers_have_the_cells_and_outcomes_are_the_same(
     cells = attack_cells(run.opened, again=True, workers=far, tick=lambda *told: said.append(told[0]))
     assert sorted(far.pieces) == parts
     assert {c.id: c.plain() for c in cells} == before
-    assert said.count("attacks (gap: worker lost, tried again 1/2)") == len(parts) / 2
+    assert sum("gap: lost 1/2" in line for line in said) == len(parts) / 2
 
 
 def test_a_cell_that_other_workers_lost_has_failed_alone(run: fdaudit.Run) -> None:

@@ -68,14 +68,14 @@ def tried(tmp_path_factory):
 def test_attacks_whose_control_failed_are_inconclusive_and_show_what_was_measured(tried) -> None:
     cell = cells(tried)["server/noise"]
     assert cell["status"] == "inconclusive"
-    assert cell["reason"] == "its positive control failed"
+    assert "positive control" in cell["reason"]
     assert not cell["controls"]["positive"]["passed"]
     assert cell["controls"]["negative"]["passed"]
     (auc,) = cell["controls"]["positive"]["figures"]
     assert auc["low"] < 0.5 < auc["high"]
     cell = cells(tried)["server/cheat"]
     assert cell["status"] == "inconclusive"
-    assert cell["reason"] == "its negative control failed"
+    assert "negative control" in cell["reason"]
     assert cell["controls"]["positive"]["passed"]
     assert not cell["controls"]["negative"]["passed"]
     (auc,) = cell["controls"]["negative"]["figures"]
@@ -229,14 +229,14 @@ def test_whatever_an_attack_raises_is_the_reason_why_its_cell_failed(stage, erro
 def test_a_failed_cell_takes_no_other_with_it(tmp_path):
     def crash(where, task):
         if where == "run":
-            raise AttributeError("no such thing")
+            raise AttributeError("gone")
 
     with registered("crash", "spy"), hooked(crash=crash):
         perform(spec(attacks=[{"name": "crash"}, {"name": "spy"}]), tmp_path / "run")
     found = cells(tmp_path / "run")
     for adversary in ("server", "world"):
         assert found[f"{adversary}/crash"]["status"] == "failed"
-        assert found[f"{adversary}/crash"]["reason"].startswith("AttributeError: no such thing (")
+        assert found[f"{adversary}/crash"]["reason"].startswith("AttributeError: gone (")
         assert found[f"{adversary}/spy"]["status"] in ("run", "inconclusive")
         assert found[f"{adversary}/spy"]["figures"]
 
@@ -400,4 +400,4 @@ def test_a_control_whose_attack_does_not_apply_fails_and_says_why(name):
     for control in (outcomes["positive"], outcomes["negative"]):
         assert not control["passed"]
         (figure,) = {figure["unavailable"] for figure in control["figures"]}
-        assert figure == "the attack does not apply to its own control: it does not like the view"
+        assert "its own control: " in figure

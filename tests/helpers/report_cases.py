@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -54,6 +55,11 @@ def numbers(value: Any) -> Iterator[float]:
     elif isinstance(value, list):
         for item in value:
             yield from numbers(item)
+
+
+def figures_in(text: str) -> list[str]:
+    """Every number in a text, as it is printed."""
+    return re.findall(r"\d(?:[\d.,]*\d)?", text)
 
 
 class Document(HTMLParser):

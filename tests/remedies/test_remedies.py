@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +35,8 @@ from fdaudit.testing.specs import small_spec
 from fdaudit.types import Figure
 
 from ..helpers.command import Cli
-from ..helpers.report_cases import FIXTURES, load
+from ..helpers.refusals import refused
+from ..helpers.report_cases import FIXTURES, figures_in, load
 from ..helpers.run_cases import known
 
 GRADIENTS = small_spec(
@@ -132,11 +135,13 @@ def test_the_command_prints_and_reports_what_changed(tmp_path: Path, cli: Cli) -
     run = api.run(GRADIENTS | {"adversaries": ["eavesdropper"]}, tmp_path / "run")
     code, words, _ = cli("remedy", run.directory, "--budget", "10m")
     assert code == 0
-    assert "encrypted transport: Accuracy" in words
-    assert "An eavesdropper on the network: PSNR gain over the prior " in words
+    (one,) = api.load(run.directory).result.remedies
+    assert f"{one.words}: Accuracy" in words
     page = (tmp_path / "run" / "report" / "index.html").read_text(encoding="utf-8")
-    assert "Remedies that were tried" in page
-    assert "no attack applies" in page
+    assert one.effects
+    for said in map(effect_words, one.effects):
+        assert said.replace("\xa0", " ") in words
+        assert said in page
     assert (tmp_path / "run-remedies" / "encrypted" / "result.json").is_file()
 
 
@@ -194,7 +199,8 @@ def test_a_remedy_that_there_is_no_time_to_tune_is_not_run(tmp_path: Path) -> No
         )
     assert states[0]
     assert {state for state, _ in states[0].values()} == {"run"}
-    assert set(states[1].values()) == {("no-time", "the budget left no time to tune it")}
+    assert {state for state, _ in states[1].values()} == {"no-time"}
+    assert all("tune" in reason for _, reason in states[1].values())
 
 
 def test_settings_that_are_refused_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,18 +253,16 @@ def test_without_time_a_remedy_is_listed_and_not_run(tmp_path: Path) -> None:
     assert all(one.reason for one in tried)
     assert not (tmp_path / "tried").exists()
     (said, *_) = [f.effect for f in found_by(run.result)]
-    assert said == "Not tried: the budget left no time for it."
+    assert said == f"Not tried: {tried[0].reason}."
 
 
 def test_an_occupied_directory_is_refused(remedied: tuple[Run, Path]) -> None:
     run, tried = remedied
-    with pytest.raises(RunError, match="exists already"):
-        try_remedies(run, tried)
+    for out in (tried, run.directory / "remedies"):
+        refused(lambda out=out: try_remedies(run, out), "out", str(out), kind=RunError)
     for epsilon in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(UsageError, match="is no positive number"):
-            try_remedies(run, tried.with_name("other"), epsilon=epsilon)
-    with pytest.raises(RunError, match="lies in the run itself"):
-        try_remedies(run, run.directory / "remedies")
+        act = partial(try_remedies, run, tried.with_name("other"), epsilon=epsilon)
+        refused(act, "epsilon", kind=UsageError)
 
 
 # -- what is said ----------------------------------------------------------------------------------------------
@@ -303,21 +307,17 @@ def test_the_remedy_that_leaves_least_and_keeps_utility_is_named() -> None:
         remedy_tried("unanswered", 0.84, 0.5, "not-tested"),
         remedy_tried("ruin", 0.2, 0.5, "none-seen"),
     )
-    assert words.startswith("Tried: good (accuracy 84.0")
-    assert words.replace("\xa0", " ").endswith(
-        "; ruin leaves no useful model (accuracy 84.0 % to 20.0 %; clients alone 41.0 %)."
-    )
-    assert "0.865 to 0.530 (no leak measured)" in words
-    assert "84.0\N{NO-BREAK SPACE}% to 81.2\N{NO-BREAK SPACE}%" in words
-    assert "ε\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}8 per record" in words
+    good, ruin = words.split("; ", maxsplit=1)
+    assert good.startswith("Tried: good ")
+    assert figures_in(good) == ["84.0", "81.2", "8", "0.865", "0.530"]  # accuracy, ε and AUC
+    assert ruin.startswith("ruin leaves no")
+    assert figures_in(ruin) == ["84.0", "20.0", "41.0"]  # before, after, and clients alone
 
 
 def test_if_none_keeps_utility_above_clients_alone_this_is_said() -> None:
     words = said(remedy_tried("ruin", 0.2, 0.5, "none-seen"))
-    assert words.replace("\xa0", " ") == (
-        "No remedy tried against this leak leaves a useful model "
-        "(ruin: accuracy 84.0 % to 20.0 %; clients alone 41.0 %)."
-    )
+    assert words.startswith("No remedy")
+    assert figures_in(words) == ["84.0", "20.0", "41.0"]
     assert "AUC" not in words
 
 
@@ -325,7 +325,7 @@ def test_if_a_leak_stays_what_ends_it_at_any_cost_is_named_too() -> None:
     words = said(remedy_tried("weak", 0.84, 0.8, "leak"), remedy_tried("ruin", 0.2, 0.5, "none-seen"))
     assert words.startswith("Tried: weak (")
     assert "; ruin (" in words
-    assert "not above clients alone (41.0" in words
+    assert "clients alone (41.0" in words
 
 
 def after(**changes: Any) -> Effect:
@@ -342,46 +342,28 @@ def after(**changes: Any) -> Effect:
     [
         (
             {"again": "not-tested", "needed": 136.0},
-            (
-                "whether the leak closed is not known: a, which found it (AUC 0.865), had no time "
-                "(a budget of 3 minutes for this remedy holds it); b reaches 0.477"
-            ),
+            "not known: a,.*0.865.* no time .*3 minutes.*; b reaches 0.477",
         ),
-        (
-            {"again": "not-tested", "level": "not-tested"},
-            "whether the leak closed is not known: a, which found it (AUC 0.865), had no time; b reaches 0.477",
-        ),
-        (
-            {"again": "not-tested", "level": "leak"},
-            "a leak stays: b reaches 0.477 (leak); a, which found it (AUC 0.865), had no time",
-        ),
-        (
-            {},
-            "whether the leak closed is not known: a, which found it (AUC 0.865), did not run again; b reaches 0.477",
-        ),
-        (
-            {"again": "not-applicable", "level": "leak"},
-            "a (AUC 0.865) no longer applies; b reaches 0.477 (leak)",
-        ),
+        ({"again": "not-tested", "level": "not-tested"}, "not known: a,.*0.865.* no time; b reaches 0.477"),
+        ({"again": "not-tested", "level": "leak"}, "leak stays: b reaches 0.477.*; a,.*0.865.* no time"),
+        ({}, "not known: a,.*0.865.*not run again; b reaches 0.477"),
+        ({"again": "not-applicable", "level": "leak"}, r"a .*0.865.*no longer.*; b reaches 0.477 \(leak\)"),
         (
             {"again": "not-applicable", "level": "not-tested", "after": None},
-            "a (AUC 0.865) no longer applies; whether another succeeds was not tested",
+            "a .*0.865.*no longer.*not tested",
         ),
         (
             {"again": "run", "again_figure": figure("auc", 0.51), "level": "partial"},
-            "AUC 0.865 to 0.510 by a; b reaches 0.477 (partial leak)",
+            r"0.865 to 0.510 by a; b reaches 0.477 \(partial leak\)",
         ),
-        (
-            {"attack_after": "a", "level": "not-tested"},
-            "AUC 0.865 to 0.477 (other attacks had no time)",
-        ),
-        ({"level": "not-applicable", "after": None}, "AUC 0.865 before, and no attack applies after"),
+        ({"attack_after": "a", "level": "not-tested"}, "0.865 to 0.477 .*no time.*"),
+        ({"level": "not-applicable", "after": None}, "0.865 before.*no attack applies.*"),
     ],
 )
 def test_figures_before_and_after_stand_together_only_if_one_attack_gave_both(
     changes: dict[str, Any], expected: str
 ) -> None:
-    assert effect_words(after(**changes)) == f"The server: {expected}"
+    assert re.search(f"{expected}$", effect_words(after(**changes)))
 
 
 def test_a_remedy_that_was_tried_for_one_goal_of_a_finding_was_not_tried_for_the_finding() -> None:
@@ -404,16 +386,15 @@ def test_of_equal_effects_that_on_the_adversary_named_first_is_told() -> None:
         assert "0.610" in effect(made, what, ["server+client/0", "server"], ["membership"])
     closed = own.model_copy(update={"level": "none-seen"})
     made = result.model_copy(update={"remedies": (tried.model_copy(update={"effects": (closed, other)}),)})
-    assert "for the server and client/0 colluding, AUC 0.610" in effect(
-        made, what, ["server", "server+client/0"], ["membership"]
-    )
+    said = effect(made, what, ["server", "server+client/0"], ["membership"])
+    assert re.search("server and client/0.*0.610", said)
 
 
 def test_attacks_that_a_budget_left_out_are_listed() -> None:
     tried = remedy_tried("good", 0.8, 0.5, "none-seen").model_copy(update={"left_out": ("rmia", "yoqo")})
     result = read(load()).model_copy(update={"remedies": (tried,)})
-    assert "The budget left out after it: rmia and yoqo." in render_report(result, FIXTURES, {})
-    assert "  the budget left out after it: rmia, yoqo" in list(tried_remedies(result))
+    assert "rmia and yoqo" in render_report(result, FIXTURES, {})
+    assert [line for line in tried_remedies(result) if line.endswith(": rmia, yoqo")]
 
 
 def came_of(*tried: TriedRemedy) -> str:

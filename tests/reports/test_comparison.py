@@ -14,13 +14,14 @@ import pytest
 from fdaudit.reports import render_comparison, render_report, write_comparison
 from fdaudit.reports.comparison.compare_page import to_json
 from fdaudit.reports.comparison.comparison import ComparedRun, compare
+from fdaudit.reports.goals import RULES
 
 import fdaudit
 from fdaudit.errors import UsageError
 from fdaudit.result import read
 
 from ..helpers.command import Cli
-from ..helpers.report_cases import FIXTURES, TIMINGS, Document, load, minimal, numbers
+from ..helpers.report_cases import FIXTURES, TIMINGS, Document, figures_in, load, minimal, numbers
 from ..helpers.run_cases import finished
 from .test_report import HOSTILE, poison
 
@@ -159,10 +160,8 @@ def test_outcomes_are_the_gravest_findings_and_untried_goals_are_said_to_be() ->
     assert (found["membership"].tried, found["membership"].conclusive) == (4, 2)
     assert [(o.tried, o.conclusive, o.cells) for o in second.outcomes] == [(0, 0, 2), (0, 0, 2)]
     lines = compare(entries(load(), distilled())).headlines
-    assert lines[0].startswith(
-        "Reconstruction: an adversary could reconstruct private training inputs in run-0;"
-    )
-    assert all("no attack here applies to run-1, which says nothing about" in line for line in lines)
+    assert f"{RULES['reconstruction'].leaked} in run-0;" in lines[0]
+    assert all(re.search("no attack.*run-1", line) for line in lines)
     assert "No leak measured" not in Document(render_comparison(entries(distilled(), distilled()))).text
 
 
@@ -173,9 +172,10 @@ def test_a_partial_leak_is_never_named_among_the_leaks() -> None:
         o.finding.level for o in compare(entries(less)).rows[0].outcomes if o.goal == "reconstruction"
     ]
     assert level == "partial"
-    could = "Reconstruction: an adversary could reconstruct private training inputs"
-    assert compare(entries(load(), less)).headlines[0] == f"{could} in run-0, and in part in run-1."
-    assert compare(entries(less)).headlines[0] == f"{could} in part in run-0."
+    first, second = compare(entries(load(), less)).headlines[0].split(",")
+    assert ("run-0" in first, "in part" in first) == (True, False)
+    assert ("run-1" in second, "in part" in second) == (True, True)
+    assert "in part in" in compare(entries(less)).headlines[0]
 
 
 def test_runs_that_differ_are_said_to() -> None:
@@ -185,11 +185,11 @@ def test_runs_that_differ_are_said_to() -> None:
     other["run"]["spec"] = {**other["run"]["spec"], "partition": {"name": "iid"}, "protocol": {"name": "x"}}
     other["run"]["device"] = "cuda"
     found = compare(entries(load(), other)).differences
-    assert found[0] == "`partition` of the spec"
+    assert found[0].startswith("`partition` ")
     assert [line.split()[1] for line in found[1:]] == ["seed,", "device"]
-    assert "differ in more than their protocols" in Document(render_comparison(entries(load(), other))).text
+    assert "differ in more" in Document(render_comparison(entries(load(), other))).text
     same = Document(render_comparison(entries(load(), load()))).text
-    assert "differ in more than their protocols" not in same
+    assert "differ in more" not in same
     assert "same seed" in same
 
 
@@ -208,7 +208,8 @@ def test_every_number_on_the_page_is_in_the_json() -> None:
 
 def test_the_page_says_who_was_silent_and_who_has_no_model() -> None:
     page = Document(render_comparison(entries(load(), distilled())))
-    assert "client/1 went silent in 4 of 9 rounds (rounds 2 to 4 and 7)" in page.sections["words"]
+    silent = page.sections["words"].partition("client/1 went silent")[2]
+    assert figures_in(silent)[:5] == ["4", "9", "2", "4", "7"]  # in 4 of 9: rounds 2 to 4 and 7
     assert "no such party" in page.sections["seen"]
     assert "not on record" in page.sections["seen"]
     assert "may ask crafted-proxy" in page.sections["seen"]
@@ -330,7 +331,8 @@ def test_the_command(pair: tuple[fdaudit.Run, ...], tmp_path: Path, cli: Cli) ->
 def test_a_silent_client_stands_in_the_summary_of_its_report(pair: tuple[fdaudit.Run, ...]) -> None:
     page = (pair[0].directory / "report" / "index.html").read_text(encoding="utf-8")
     summary = Document(page).sections["summary"]
-    assert "Not every client answered." in summary
-    assert "Silent: client/1 in 1 of 2 (round 1)." in summary
+    assert "Not every client" in summary
+    silent = summary.partition("Silent: client/1")[2]
+    assert figures_in(silent)[:3] == ["1", "2", "1"]  # in 1 of 2: round 1
     quiet = fdaudit.report(pair[1], pair[1].directory.parent / "quiet.html").read_text(encoding="utf-8")
-    assert "Not every client answered." not in quiet
+    assert "Not every client" not in quiet

@@ -92,9 +92,9 @@ ENTRY = {"adversary": "server", "epsilon": 1.5, "delta": 1e-5, "unit": "record",
 def test_a_contradicted_ledger_lets_nobody_state_an_epsilon() -> None:
     raw = load()
     raw["ledger"] = [ENTRY | {"contributions": [RELEASE]}]
-    assert front_of(raw).claims == (
-        "The server: ε of at most 1.500 at δ = 1e−05, for one record of a client, add-or-remove.",
-    )
+    (claim,) = front_of(raw).claims
+    for said in ("server", "ε of at", "1.500", "1e−05", "one record", "add-or-remove"):
+        assert said in claim
     check = {
         "adversary": "server",
         "claimed": 1.5,
@@ -102,21 +102,21 @@ def test_a_contradicted_ledger_lets_nobody_state_an_epsilon() -> None:
         "reason": "r",
         "confidence": 0.95,
     }
-    assert front_of(raw | {"checks": [check | {"bound": 3.0}]}).claims == (
-        "No ε may be stated for the view of the server.",
-        "Attacks contradict the ledger's ε for the server.",
-    )
+    none, contradicted = front_of(raw | {"checks": [check | {"bound": 3.0}]}).claims
+    assert none.startswith("No ε")
+    assert "Attacks contradict" in contradicted
+    assert "1.500" not in none + contradicted
 
 
 @pytest.mark.parametrize(
     ("departing", "expected"),
     [
         ([("server", True), ("client", True)], ""),
-        ([("server", False), ("client", True)], " It holds only if the server follows the protocol."),
-        ([("server", True), ("client", False)], " It holds only if all other clients follow the protocol."),
+        ([("server", False), ("client", True)], "if the server"),
+        ([("server", True), ("client", False)], "if all other clients"),
         (
             [("aggregator", False), ("client", False), ("client", False)],
-            " It holds only if the aggregator and all other clients follow the protocol.",
+            "if the aggregator and all other clients",
         ),
     ],
 )
@@ -127,14 +127,15 @@ def test_a_claim_says_who_must_follow_the_protocol(departing: list[tuple[str, bo
         for who, holds in departing
     ]
     raw["ledger"], raw["checks"] = [ENTRY | {"contributions": [RELEASE], "against": against}], []
-    claim = front_of(raw).claims[0]
-    assert claim.endswith(f"for one record of a client, add-or-remove.{expected}")
+    condition = front_of(raw).claims[0].partition("add-or-remove.")[2]
+    assert expected in condition
+    assert bool(condition) == bool(expected)
     result = read(raw)
     reasons = [reason.text for reason in summarise(result).reasons if "ε is at most" in reason.text]
     trusted = [i.what for i in annex(result) if i.asked in ("Trust model", "DP setting: who must be trusted")]
     assert len(reasons) == 1
     assert len(trusted) == 2
-    assert all(text.endswith(f".{expected}") for text in (*reasons, *trusted))
+    assert all(text.endswith(f".{condition}") for text in (*reasons, *trusted))
 
 
 def test_a_world_that_is_given_no_model_has_no_epsilon_of_0() -> None:
@@ -142,9 +143,9 @@ def test_a_world_that_is_given_no_model_has_no_epsilon_of_0() -> None:
     raw = load() | {"ledger": [ENTRY | {"adversary": "world", "epsilon": 0.0}], "exposure": exposure}
     raw["run"]["release"] = None
     page = front_of(raw)
-    assert page.claims == (
-        "The world is given no model. Of clients' own models, if they are used elsewhere, no ε is stated.",
-    )
+    (claim,) = page.claims
+    assert "no model" in claim
+    assert "no ε is" in claim
     assert not any("(release)" in line for line in page.untested)
 
 
@@ -153,20 +154,18 @@ def test_the_first_message_without_a_guarantee_is_said_to_be_derived_from_not_re
     entry = {"adversary": "server", "epsilon": None, "unit": "record", "relation": "add-or-remove"}
     entry["cause"] = f"{cause}, which reaches the view through what was computed from it"
     told = front_of(load() | {"ledger": [entry]}).claims
-    assert told[-1] == (
-        "First gap in what the server sees: client/0 sends class_counts without a guarantee (message 0). "
-        "Closing it may uncover others."
-    )
+    assert "client/0 sends class_counts" in told[-1]
+    assert "(message 0)" in told[-1]
 
 
 def test_what_was_not_tested_is_counted() -> None:
     raw = load()
     said = " ".join(front_of(raw).untested)
     levels = [f.level for f in judge_all(read(raw))]
-    assert f"Tests that clear nobody: {levels.count('inconclusive')} inconclusive by their controls" in said
+    assert f"clear nobody: {levels.count('inconclusive')} inconclusive" in said
     standing = summarise(read(raw)).standing
-    assert f"{levels.count('not-applicable')} do not apply (which clears nobody)" in standing
-    assert "one run with the" in said
+    assert f"{levels.count('not-applicable')} do not apply" in standing
+    assert f"run with the {raw['run']['profile']}" in said
 
 
 def test_coalitions_add_no_finding_where_a_part_can_do_as_much() -> None:
@@ -224,7 +223,7 @@ def test_a_possible_leak_is_told_as_open() -> None:
     findings = judge_all(result)
     possible = sum(f.level == "possible" for f in findings)
     assert possible
-    assert any(line.startswith(f"{possible} membership tests are open") for line in front(result).untested)
+    assert any(line.startswith(f"{possible} membership tests") for line in front(result).untested)
 
 
 @pytest.mark.parametrize("public", [False, True])
@@ -232,7 +231,7 @@ def test_a_model_near_chance_is_in_the_headline(public: bool) -> None:
     raw = load()
     raw["utility"]["warnings"] = ["The model of the server ends near chance: it has 10.4 %."]
     text = Document(render_report(read(raw), FIXTURES, {}, public=public)).sections["summary"]
-    assert "The model is near chance on test records." in text
+    assert "near chance" in text
     assert ("10.4 %" in text) != public
 
 
@@ -266,7 +265,7 @@ def test_the_five_gravest_findings_have_their_figures(adversaries: int, drawn: i
     findings = page[page.index('<section id="findings"') :].partition("</section>")[0]
     assert findings.count('<article class="cell"') == adversaries
     assert findings.count("<figure") == drawn
-    assert ("are in the appendix, under their full evidence" in findings) == (adversaries > 5)
+    assert ("their full evidence" in findings) == (adversaries > 5)
 
 
 @pytest.mark.parametrize("there", [True, False])

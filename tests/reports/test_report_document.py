@@ -159,7 +159,7 @@ def test_the_public_variant_keeps_every_finding_and_the_annex_names_who_departs(
     assert said(honest).endswith("Adversaries are passive.")
     departure = Departure(party="server", name="imprint", messages=3)
     active = honest.model_copy(update={"run": honest.run.model_copy(update={"departures": (departure,)})})
-    assert said(active).endswith("From the protocol depart: server by imprint. All others are passive.")
+    assert "server by imprint" in said(active)
 
 
 # -- the annex ----------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_the_public_variant_keeps_every_finding_and_the_annex_names_who_departs(
 
 def test_the_annex_names_sections_and_certifies_nothing() -> None:
     text = Document(render_report(read(load()), FIXTURES, TIMINGS)).sections["annex"]
-    assert "This is no certification" in text
+    assert "no certification" in text
     for document in DOCUMENTS:
         assert document.title in text
     wanted = (
@@ -184,19 +184,19 @@ def test_the_annex_names_sections_and_certifies_nothing() -> None:
     )
 
 
-def provided(raw: dict[str, Any]) -> dict[str, str]:
-    return {f"{i.document.name}: {i.asked}": i.provided for i in annex(read(raw))}
+def provided(raw: dict[str, Any], document: str) -> dict[str, str]:
+    return {i.asked: i.provided for i in annex(read(raw)) if i.document.name.startswith(document)}
 
 
 def test_an_item_is_provided_only_where_the_result_provides_it() -> None:
     raw = load()
-    before = provided(raw)
-    assert before["EDPB Opinion 28/2024: Membership inference"] == "yes"
+    inference, context = "Membership inference", "Context in which the model is released"
+    before = provided(raw, "EDPB")
+    assert (before[inference], before[context]) == ("yes", "no")
     raw["cells"] = [c for c in raw["cells"] if c["goal"] != "membership"]
-    assert provided(raw)["EDPB Opinion 28/2024: Membership inference"] == "no"
-    assert before["EDPB Opinion 28/2024: Context in which the model is released"] == "no"
     raw["run"]["release"] = "api"
-    assert provided(raw)["EDPB Opinion 28/2024: Context in which the model is released"] == "yes"
+    after = provided(raw, "EDPB")
+    assert (after[inference], after[context]) == ("no", "yes")
     ledger = {
         "adversary": "server", "epsilon": 4.0, "delta": 1e-5, "unit": "record", "relation": "add-or-remove",
         "accountant": "RDP", "sampling": "Poisson", "assumptions": ["Noise is drawn from a secure source."],
@@ -204,20 +204,19 @@ def test_an_item_is_provided_only_where_the_result_provides_it() -> None:
             {"kind": "logits", "sender": "client", "mechanism": "Gaussian", "charges": 1, "epsilon": 4.0}
         ],
     }  # fmt: skip
-    raw["ledger"] = []
-    none = provided(raw)
-    raw["ledger"] = [ledger]
-    some = provided(raw)
-    for asked in ("Privacy parameters ε and δ", "Unit of privacy", "Composition", "Sampling",
-                  "Source of randomness and arithmetic"):  # fmt: skip
-        assert (none[f"NIST SP 800-226: {asked}"], some[f"NIST SP 800-226: {asked}"]) == ("no", "yes"), asked
-    for asked in ("Data accesses that are covered", "Final mechanism output", "Unit of privacy",
-                  "Adjacency definition", "Type of accounting", "Accounting assumptions",
-                  "Formal DP statement"):  # fmt: skip
-        assert (none[f"How to DP-fy ML: {asked}"], some[f"How to DP-fy ML: {asked}"]) == ("no", "yes"), asked
-    assert some["How to DP-fy ML: Cost of tuning"] == "in part"
+    asked_by = {
+        "NIST": ("Privacy parameters ε and δ", "Unit of privacy", "Composition", "Sampling",
+                 "Source of randomness and arithmetic"),
+        "How to DP-fy": ("Data accesses that are covered", "Final mechanism output", "Unit of privacy",
+                         "Adjacency definition", "Type of accounting", "Accounting assumptions",
+                         "Formal DP statement"),
+    }  # fmt: skip
+    for document, items in asked_by.items():
+        none, some = (provided(raw | {"ledger": rows}, document) for rows in ([], [ledger]))
+        assert [asked for asked in items if (none[asked], some[asked]) != ("no", "yes")] == []
+    assert some["Cost of tuning"] == "in part"
     ledger["assumptions"].append("The setting was chosen from 5 runs (fixed), none of which costs more.")
-    assert provided(raw)["How to DP-fy ML: Cost of tuning"] == "yes"
+    assert provided(raw | {"ledger": [ledger]}, "How to DP-fy")["Cost of tuning"] == "yes"
 
 
 @pytest.mark.parametrize(
@@ -236,4 +235,4 @@ def test_the_system_card_states_the_release(release: str | None, said: str) -> N
     assert said in card
     raw["cells"] = [c for c in raw["cells"] if c["adversary"] != "world"]
     unseen = Document(render_report(read(raw), FIXTURES, TIMINGS)).sections["system"]
-    assert ("No attack ran on what such a release shows" in unseen) == (release in ("api", "public-weights"))
+    assert ("No attack ran" in unseen) == (release in ("api", "public-weights"))

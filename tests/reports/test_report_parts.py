@@ -69,13 +69,13 @@ def test_the_ledger_has_its_place() -> None:
         "unit": "record",
         "relation": "replace-one",
     }
-    raw = load() | {"ledger": [entry, {"adversary": "world", "epsilon": None, "cause": "message 17 is bare"}]}
+    raw = load() | {"ledger": [entry, {"adversary": "world", "epsilon": None, "cause": "bare"}]}
     text = Document(render(raw)).sections["ledger"]
     assert "3.250" in text
     assert "∞" in text
-    assert "message 17 is bare" in text
-    assert "No ε is claimed" not in text
-    assert "No ε is claimed" in Document(render(load())).sections["ledger"]
+    assert "bare" in text
+    assert "No ε" not in text
+    assert "No ε" in Document(render(load())).sections["ledger"]
 
 
 def test_the_ledger_says_from_what_and_under_which_assumptions() -> None:
@@ -95,7 +95,7 @@ def test_the_ledger_says_from_what_and_under_which_assumptions() -> None:
     for said in ("lo<gits of client: 7 times Laplace", "client/4", "Poisson", "delta is generous"):
         assert said in text
     assert text.count("noise is secret") == 1
-    assert "Nothing that depends on another party's private records reaches it." in text
+    assert "Nothing that depends" in text
 
 
 def test_the_summary_says_what_is_bounded_and_of_whom_nothing_is() -> None:
@@ -110,15 +110,15 @@ def test_the_summary_says_what_is_bounded_and_of_whom_nothing_is() -> None:
     }
     stated = {"delta": 1e-5, "unit": "record", "relation": "add-or-remove", "contributions": [part]}
     plain = " ".join(Document(render(raw)).sections["findings"].split())
-    assert "with no defence on the way" in plain
-    assert "ε is at most" not in plain
+    assert "no defence on" in plain
+    assert "ε is" not in plain
     ledger = [{"adversary": a, "epsilon": 2.0 + n, **stated} for n, a in enumerate(seers)]
     sections = Document(render(raw | {"ledger": ledger})).sections
-    assert "No ε may be stated" not in sections["summary"]
-    assert sections["summary"].count("ε of at most") == len(seers)
+    assert "No ε may" not in sections["summary"]
+    assert sections["summary"].count("ε of") == len(seers)
     text = " ".join(sections["findings"].split())
-    assert f"ε is at most {1.0 + len(seers):.3f}" in text
-    assert "with no defence on the way" not in text
+    assert re.search(rf"ε is\D*{1.0 + len(seers):.3f}", text)
+    assert "no defence on" not in text
 
 
 def test_the_diagram_counts_what_the_exposure_counts() -> None:
@@ -133,7 +133,7 @@ def test_the_diagram_counts_what_the_exposure_counts() -> None:
         party="x<y", kind="k", direction="received", count=3, bytes=5, senders=("a", "b"), recorded="full"
     )
     svg = diagram([odd], 5)
-    assert "up to 3 received" in svg
+    assert "to 3 received" in svg
     assert "x&lt;y" in svg
     assert "x<y" not in svg
 
@@ -203,9 +203,9 @@ def test_amounts(value: float, unit: str, text: str) -> None:
 def test_words() -> None:
     assert joined([]) == ""
     assert joined(["a"]) == "a"
-    assert joined(["a", "b", "c"]) == "a, b and c"
+    assert joined(["a", "b", "c"]).split() == ["a,", "b", "and", "c"]
     assert clip("a" * 10, 4) == "aaaa… (+6 characters)"
-    assert label("psnr_prior_max") == "PSNR, the prior's luckiest"
+    assert label("psnr_prior_max").startswith("PSNR, ")
     assert label("my_figure") == "my figure"
 
 
@@ -229,13 +229,13 @@ def confined(*by: Confinement) -> dict[str, Any]:
 
 def test_confinement_is_one_line_unless_cells_or_layers_differ() -> None:
     assert "were confined" not in text_of(load())
-    assert "Attacks were confined by network and files." in text_of(confined(ALL))
-    said = "Attacks were confined by network; not confined here by files (the kernel has no Landlock)."
-    assert said in text_of(confined(SOME))
+    by_all, by_some = "by network and files", "by network; not confined here by files"
+    assert text_of(confined(ALL)).count(f"were confined {by_all}.") == 1
+    assert f"were confined {by_some} ({SOME.missing['files']})." in text_of(confined(SOME))
     raw = confined(SOME, ALL)
     text = text_of(raw)
-    assert "Attacks were confined by network and files, except these cells." in text
-    assert f"{raw['cells'][0]['id']}: confined by network; not confined here by files" in text
+    assert text.count(f"were confined {by_all}, except") == 1
+    assert f"{raw['cells'][0]['id']}: confined {by_some}" in text
 
 
 def test_a_cell_keeps_how_it_was_confined() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -20,7 +21,7 @@ from fdaudit.goals import GOALS
 from fdaudit.result import Cell, Control, Controls, Image, Result, Shares, Target
 from fdaudit.types import Figure
 
-from ..helpers.report_cases import load, minimal
+from ..helpers.report_cases import figures_in, load, minimal
 
 PASSED = Controls(
     positive=Control(what="bare gradient", passed=True), negative=Control(what="noise", passed=True)
@@ -102,7 +103,7 @@ def test_a_single_clear_image_is_a_leak_though_the_mean_is_below_the_prior() -> 
     victim = Target(target="client/0", figures=(figure("psnr_gain", 2.3, -7, 12),), images=images)
     found = judge(cell("reconstruction", figure("psnr_gain", 2.3, -7, 12), targets=(victim,)))
     assert found.level == "leak"
-    assert "1 of 3 images" in found.because
+    assert "1 of 3" in found.because
     faint = tuple(Image(truth="t", guess="g", psnr=21.0, prior_psnr=p) for p in (15.5, 16.0))
     victim = victim.model_copy(update={"images": faint})
     blurred = cell("reconstruction", figure("psnr_gain", 5, -1, 9), targets=(victim,))
@@ -124,13 +125,13 @@ def test_p_values_and_aucs_keep_their_side_when_rounded() -> None:
     assert p_value(3e-5, 0.05) == "p < 0.0001"
     assert p_value(1e-4, 0.05) == "p = 0.0001"
     assert p_value(0.0331, 0.05) == "p = 0.033"
-    assert p_value(0.04999, 0.05) == "p just under 0.05"
+    assert "under 0.05" in p_value(0.04999, 0.05)
     assert p_value(0.05, 0.05) == "p = 0.05"
-    assert p_value(0.05001, 0.05) == "p just over 0.05"
-    assert corrected(0.0331, 0.05, 1496) == "p = 0.033 after correction for 1,496 tests (limit 0.05)"
-    assert corrected(0.0331, 0.05, 1) == "p = 0.033 (limit 0.05)"
-    assert detectable(0.7, 0.99).endswith("AUC 0.70 or more, and 0.99 or more for one victim alone")
-    assert detectable(0.7, 0.9906).endswith("AUC 0.70 or more, and hardly any for one victim alone")
+    assert "over 0.05" in p_value(0.05001, 0.05)
+    assert figures_in(corrected(0.0331, 0.05, 1496)) == ["0.033", "1,496", "0.05"]
+    assert figures_in(corrected(0.0331, 0.05, 1)) == ["0.033", "0.05"]
+    assert figures_in(detectable(0.7, 0.99)) == ["0.70", "0.99"]
+    assert figures_in(detectable(0.7, 0.9906)) == ["0.70"]
 
 
 def test_a_headline_says_what_was_shown_where_only_classes_were() -> None:
@@ -138,8 +139,8 @@ def test_a_headline_says_what_was_shown_where_only_classes_were() -> None:
     victims = tuple(Target(target=f"client/{k}", figures=shown) for k in range(2))
     classes = cell("reconstruction", *shown, targets=victims)
     said = _summary(minimal() | {"cells": [json.loads(classes.model_dump_json())]}).headline
-    assert "could show what private classes look like" in said
-    assert "training inputs" not in said
+    assert RULES["reconstruction"].shown in said
+    assert RULES["reconstruction"].leaked not in said
 
 
 def test_controls_that_fail_outweigh_figures_but_hide_no_leak() -> None:
@@ -161,7 +162,7 @@ def test_one_victim_out_of_many_is_reported_with_the_caution_it_needs() -> None:
     assert found.level == "partial"
     assert found.worst is not None
     assert found.worst.target == "client/1"
-    assert "Only client/1 is affected; the pooled result is not significant." in found.cautions
+    assert any("Only client/1" in caution for caution in found.cautions)
     assert found.affected == ("client/1",)
     assert "client/1" in found.measured
 
@@ -175,13 +176,10 @@ def test_distances_are_told_by_their_smallest_and_against_guessing() -> None:
     assert found.worst is targets[1]
     gain = replace(figure("psnr_gain", -6.0, -8.0, -4.0), unit="dB")
     said = framed(RULES["reconstruction"], gain)
-    assert said.replace("\xa0", " ") == "6.0 dB [4.0 dB, 8.0 dB] farther from the truth than guessing"
-    assert (
-        framed(RULES["label-distribution"], figure("label_tv", 0.0))
-        == "the class shares were recovered exactly"
-    )
-    near = framed(RULES["label-distribution"], figure("label_tv", 0.08))
-    assert near == "class shares guessed to within a total variation of 0.080"
+    assert (figures_in(said), "farther" in said) == (["6.0", "4.0", "8.0"], True)
+    shares = RULES["label-distribution"]
+    assert framed(shares, figure("label_tv", 0.0)) == shares.exact
+    assert framed(shares, figure("label_tv", 0.08)) == shares.frame.format("0.080")
 
 
 def test_every_goal_has_a_rule_and_nothing_is_no_strongest() -> None:
@@ -226,9 +224,7 @@ def _summary(raw: dict[str, Any]) -> Any:
 def test_the_summary_of_the_fixture_names_who_and_what() -> None:
     summary = _summary(load())
     assert summary.level == "leak"
-    assert summary.headline.startswith(
-        "The server could reconstruct private training inputs (all 2 attacked clients)."
-    )
+    assert summary.headline.startswith(f"The server {RULES['reconstruction'].leaked} (all 2 ")
     assert len(summary.reasons) == 3
     assert summary.reasons[0].number == 1
     by_adversary = {row.adversary: [e.level for e in row.entries] for row in summary.matrix}
@@ -243,14 +239,15 @@ def test_no_verdict_says_safe() -> None:
     raw["cells"] = [c for c in raw["cells"] if c["id"] == "world/gap"]
     summary = _summary(raw)
     assert summary.level == "none-seen"
-    said = "No leak was measured. That is not evidence of safety. A gate of the spec failed."
-    assert summary.headline == said
+    assert "not evidence" in summary.headline
+    assert "gate" in summary.headline
     raw["gates"] = []
-    assert _summary(raw).headline == "No leak was measured. That is not evidence of safety."
+    assert "not evidence" in _summary(raw).headline
+    assert "gate" not in _summary(raw).headline
     raw["cells"] = []
     summary = _summary(raw)
     assert summary.level == "inconclusive"
-    assert summary.headline.startswith("Nothing can be concluded")
+    assert "No leak" not in summary.headline
     raw["cells"] = [c for c in load()["cells"] if c["status"] != "run"]
     assert _summary(raw).level == "inconclusive"
 
@@ -272,7 +269,7 @@ def test_coalitions_see_what_members_see_and_collude() -> None:
     raw["exposure"][0]["private"] = False
     result = Result.model_validate_json(json.dumps(raw))
     assert "gradient" not in dict(private_kinds(result, "server"))
-    assert party("server+client/0") == "the server and client/0 colluding"
+    assert "server and client/0" in party("server+client/0")
     assert party("server") == "the server"
 
 
@@ -291,8 +288,8 @@ def test_an_auc_that_stands_out_among_many_counts_only_where_chance_would_hardly
     found = judge_all(result)
     assert found[0].level == level
     assert all(f.level == "none-seen" for f in found[1 : 1 + others])
-    assert ("lies above 0.5; p = " in found[0].because) == (level == "partial")
-    assert found[0].because.startswith("Not significant after correction") == (level == "possible")
+    assert ("above 0.5; p" in found[0].because) == (level == "partial")
+    assert found[0].because.startswith("Not significant") == (level == "possible")
 
 
 def test_recognised_classes_share_the_level_among_their_cells() -> None:
@@ -305,7 +302,7 @@ def test_recognised_classes_share_the_level_among_their_cells() -> None:
 
     assert {f.level for f in judge_all(cells(10, 0.004))} == {"partial"}
     assert {f.level for f in judge_all(cells(20, 0.004))} == {"possible"}
-    assert "of which it was given no record" in judge_all(cells(1, 0.01))[0].because
+    assert "given no record" in judge_all(cells(1, 0.01))[0].because
 
 
 def of_one_run(*cells: Cell, warnings: tuple[str, ...] = ()) -> Result:
@@ -332,7 +329,7 @@ def test_pictures_farther_from_the_truth_than_guessing_are_no_possible_leak(
     )
     found = judge_all(of_one_run(near, *[QUIET] * 9))
     assert found[0].level == level
-    assert found[0].because.startswith("Not significant after correction") == (level == "possible")
+    assert found[0].because.startswith("Not significant") == (level == "possible")
 
 
 @pytest.mark.parametrize("warnings", [(), ("The model of server ends near chance.",)])
@@ -355,7 +352,8 @@ def test_what_decided_is_said_where_images_are_farther_than_the_prior_and_still_
     found = judge(cell("reconstruction", gain, figure("psnr", 25), named, chance))
     assert found.level in ("leak", "partial")
     (told,) = found.decided_by.values()
-    assert told.startswith("decided by identification: 75.0\u00a0% of 4 records are picked out")
+    assert told.startswith("decided by identification")
+    assert figures_in(told)[:2] == ["75.0", "4"]
     closer = judge(cell("reconstruction", figure("psnr_gain", 9, 8, 10), figure("psnr", 25), named, chance))
     assert not closer.decided_by
 
@@ -367,8 +365,7 @@ def test_a_victim_closer_than_the_prior_is_not_counted_with_all_that_are_farther
     found = judge(
         cell("reconstruction", figure("psnr_gain", -3, -4, -2), figure("psnr", 20), targets=(other, worst))
     )
-    assert "farther from the truth than guessing over all victims" in found.measured
-    assert "closer to the truth than guessing for the worst victim" in found.measured
+    assert re.search(r"\b3\.0.*farther.*\b0\.8.*closer", found.measured)
 
 
 # -- class sets ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import csv
 import math
 import re
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from fdaudit.errors import SpecError, UsageError
+from fdaudit.errors import UsageError
 from fdaudit.result import LedgerEntry, Result
 from fdaudit.sweeps import sweep as engine
 from fdaudit.sweeps.curves import curve
@@ -29,6 +30,7 @@ from fdaudit.sweeps.grid import expand, load_grid
 from fdaudit.sweeps.levels import asks_for_epsilon
 from fdaudit.testing.specs import SMALL_SPEC
 
+from ..helpers.refusals import refused
 from ..helpers.sweep_cases import grid, inline
 
 LEVELS = (1.0, 64.0)
@@ -102,15 +104,15 @@ def test_marks_and_words_of_an_infinite_epsilon_stand_behind_the_break(calibrate
     assert len(marks(svg)) == len(LEVELS) + 1
     assert min(marks(svg).values()) > max(breaks(svg))
     page = (calibrated / "index.html").read_text(encoding="utf-8")
-    assert "The ledger has no finite ε of the server&#39;s view for 2 of 2 defended points" in page
-    assert "Up to a ledger ε" not in page
+    assert re.search(r"no finite ε[^<.]*\b2\sof\s2\b", page)
+    assert "to a ledger" not in page
     cause = next(r["cause_server"] for r in table(calibrated / "curves.csv") if r["defence"] == "noise")
     assert cause.split(" (")[0] in page
     svg = (calibrated / "utility-epsilon-asked.svg").read_bytes()
     assert len(set(marks(svg).values())) == len(LEVELS) + 1
     assert sum(x < min(breaks(svg)) for x in marks(svg).values()) == len(LEVELS)
     page = (calibrated / "index.html").read_text(encoding="utf-8")
-    assert "ε asked is what noise was calibrated for. It is no guarantee." in page
+    assert "is no guarantee" in page
 
 
 @pytest.mark.thorough
@@ -120,7 +122,7 @@ def test_a_placeholder_that_is_sigma_is_on_no_epsilon_axis(tmp_path: Path) -> No
     assert {float(r["level"]) for r in rows} == set(LEVELS)
     assert {r["epsilon_asked"] for r in rows} == {""}
     assert not (out / "utility-epsilon-asked.svg").exists()
-    assert "No level of this sweep is an ε" in (out / "index.html").read_text(encoding="utf-8")
+    assert "No level of" in (out / "index.html").read_text(encoding="utf-8")
 
 
 # -- any sweep -----------------------------------------------------------------------------------------------------
@@ -234,19 +236,20 @@ def test_the_axis_names_its_adversary_and_shows_that_adversary_s_epsilon() -> No
         made = Sweep(name="s", rows=rows, adversary=adversary).curve(None)
         assert made is not None
         assert [made.epsilon(p) for p in made.points] == expected
-        assert ledger_label(made.points, adversary) == f"ε of the {adversary}'s view, ledger, δ = 1e-5"
+        label = ledger_label(made.points, adversary)
+        assert f"{adversary}'s view" in label
+        assert "1e-5" in label
 
 
 def test_the_adversary_of_an_axis_is_the_servers_or_the_grids() -> None:
     assert axis_adversary([row(1.0, world=1.0, server=1.0)], None) == "server"
     assert axis_adversary([row(1.0, world=1.0)], None) == "world"
     assert axis_adversary([row(1.0, world=1.0)], "world") == "world"
-    with pytest.raises(UsageError, match="Did you mean 'world'"):
-        axis_adversary([row(1.0, world=1.0)], "wrold")
+    act = partial(axis_adversary, [row(1.0, world=1.0)], "wrold")
+    refused(act, "adversary", "wrold", ["'world'"], kind=UsageError)
     assert load_grid(grid(adversary="server")).adversary == "server"
     expand(load_grid(grid(adversary="server")))
-    with pytest.raises(SpecError, match="is an adversary of no run"):
-        expand(load_grid(grid(adversary="client/0")))
+    refused(lambda: expand(load_grid(grid(adversary="client/0"))), "adversary", "client/0")
 
 
 CALIBRATED = {"calibrate": "gnmax"}

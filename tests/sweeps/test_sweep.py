@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from fdaudit.sweeps.index import Index, read_index
 
 from ..helpers import warm
 from ..helpers.command import Cli
+from ..helpers.refusals import refused
 from ..helpers.run_cases import tree
 from ..helpers.sweep_cases import grid, inline
 
@@ -257,9 +260,9 @@ def test_a_failed_run_is_shown_and_the_others_go_on(tmp_path: Path, cli: Cli) ->
         "standalone": "done",
     }
     (line,) = err.splitlines()
-    assert line.startswith("fdaudit: wild, no defence, seed 1 (")
+    assert re.match("fdaudit: wild,.* seed 1", line)
     assert "TrainingDivergedError" in line
-    assert "wild, none        1 failed" in said
+    assert re.search(r"wild, none\s+1\sfailed", said)
     tried: list[Mapping[str, Any]] = []
 
     def counting(pieces: Sequence[Mapping[str, Any]]) -> Generator[Answer, None, None]:
@@ -279,7 +282,7 @@ def test_a_lost_process_fails_its_run_alone(tmp_path: Path) -> None:
     index = engine.sweep(grid(seeds=[1]), tmp_path / "out", executor=losing)
     assert [e.status for e in index.runs].count("failed") == 1
     assert index.count("done") == 2
-    assert "ended before it was done" in next(e.reason for e in index.runs if e.status == "failed")
+    assert "ended before" in next(e.reason for e in index.runs if e.status == "failed")
 
 
 @pytest.mark.usefixtures("attacks_here")
@@ -294,7 +297,7 @@ def test_a_failed_attack_of_a_finished_run_is_said(tmp_path: Path, monkeypatch: 
     index = engine.sweep(made, tmp_path / "out", executor=inline)
     reasons = {e.protocol: e.reason for e in index.runs}
     assert index.count("done") == 2
-    assert reasons["fedavg"].startswith("server/loss-threshold failed: RuntimeError: no (")
+    assert reasons["fedavg"].startswith("server/loss-threshold failed: RuntimeError")
 
 
 def test_a_defence_that_fits_nothing_is_a_mistake(tmp_path: Path) -> None:
@@ -304,14 +307,15 @@ def test_a_defence_that_fits_nothing_is_a_mistake(tmp_path: Path) -> None:
         engine.sweep(made, tmp_path / "out", executor=nowhere)
     made = grid()
     made["defences"][0]["protocols"] = {"standalone": made["defences"][0]["spec"]}
-    with pytest.raises(SpecError, match="standalone, clipped, ε asked 8"):
+    with pytest.raises(SpecError, match="standalone, clipped, ε"):
         engine.sweep(made, tmp_path / "out", executor=nowhere)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_run_without_a_defence_must_be_possible(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a known dataset"):
-        engine.sweep(grid(base__dataset={"name": "digit"}), tmp_path / "out", executor=nowhere)
+    unknown = grid(base__dataset={"name": "digit"})
+    act = partial(engine.sweep, unknown, tmp_path / "out", executor=nowhere)
+    refused(act, "dataset.name", "digit", ["digits"], kind=UsageError)
     assert not (tmp_path / "out").exists()
 
 
@@ -337,7 +341,7 @@ def test_what_is_in_the_way_is_left_alone(what: str, resume: bool, tmp_path: Pat
 def test_two_sweeps_do_not_share_a_directory(done: Path) -> None:
     with writing(done):
         refused = ThreadPoolExecutor(1).submit(engine.sweep, grid(), done, resume=True, executor=nowhere)
-        with pytest.raises(RunError, match="is being written by another process"):
+        with pytest.raises(RunError, match="by another process"):
             refused.result()
 
 

@@ -17,6 +17,7 @@ from fdaudit.twin.detectors import DETECTORS, ReceivedMessage
 from fdaudit.twin.notice import _judged, refuse_unknown_detectors
 
 from ..helpers.refusals import refused
+from ..helpers.report_cases import figures_in
 
 
 def measured(name: str, tensors: dict[str, Tensor], **seen: Any) -> float | None:
@@ -155,10 +156,10 @@ def test_the_first_half_gives_the_threshold_and_the_other_half_the_false_alarms(
 def test_too_few_honest_messages_give_a_reason_and_no_rate() -> None:
     few = outcome([1.0] * 7, [2.0])
     assert few.threshold is None
-    assert few.reason == "it has a value for 7 honest messages, and a rate needs 8"
+    assert figures_in(few.reason) == ["7", "8"]  # it has a value for 7 and needs 8
     blind = outcome([1.0] * 8, [None])
     assert blind.threshold is None
-    assert blind.reason == "it has a value for no crafted message"
+    assert "no crafted message" in blind.reason
 
 
 def test_an_unknown_detector_of_a_card_is_refused() -> None:

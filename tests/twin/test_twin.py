@@ -32,6 +32,8 @@ from fdaudit.twin.gains import _verdict
 from fdaudit.types import Figure
 
 from ..helpers.command import Cli
+from ..helpers.refusals import refused
+from ..helpers.report_cases import figures_in
 from ..helpers.run_cases import tree, write_spec
 
 ACTIVE = small_spec(
@@ -140,10 +142,11 @@ def test_page_console_and_json_show_both(pair: tuple[Run, Run], cli: Cli) -> Non
     run, honest = pair
     code, words, _ = cli("twin", run.directory, "--out", honest.directory)
     assert code == 0
-    assert "Beside the honest twin, the same records without the deviation, " in words
-    assert "`equal-rows` notices 1 of 1 crafted messages, with false alarms on 0 of 5 honest ones" in words
     summary = twin_summary(run.result)
     assert summary is not None
+    assert summary.alarms
+    for line in (summary.headline, *summary.alarms):
+        assert line.replace("\xa0", " ") in words
     page = run.page.read_text(encoding="utf-8")
     for row in summary.rows:
         assert row.honest in page
@@ -166,7 +169,8 @@ def test_a_public_page_has_utility_alone_in_whole_per_cents(pair: tuple[Run, Run
         assert figure.low is None
     summary = twin_summary(shown)
     assert summary is not None
-    assert summary.headline.startswith("Accuracy on the same records without the deviation, and with it: ")
+    shown_twice = [f"{figure.value:.1%}"[:-1] for figure in (twin.honest_utility, twin.utility)]
+    assert figures_in(summary.headline) == shown_twice
 
 
 def test_a_deviating_run_says_how_to_make_its_twin(pair: tuple[Run, Run]) -> None:
@@ -224,7 +228,7 @@ def gain(verdict: Any, victim: str = "", adversary: str = "server") -> Gain:
 def headline(result: Result, **changes: Any) -> str:
     summary = twin_summary(result.model_copy(update={"twin": Twin(**changes)}))
     assert summary is not None
-    return summary.headline.replace("\xa0", " ")
+    return summary.headline
 
 
 def accuracy(value: float) -> Figure:
@@ -233,19 +237,18 @@ def accuracy(value: float) -> Figure:
 
 def test_the_headline_claims_no_more_than_the_rows(pair: tuple[Run, Run]) -> None:
     result = pair[0].result
-    assert "no gain is shown." in headline(result, gains=(gain("none"),))
-    assert "a gain is shown for reconstruction by the server." in headline(result, gains=(gain("gain"),))
-    assert "a gain is shown for reconstruction by the server." in headline(
-        result, gains=(gain("none"), gain("gain", victim="client/1"))
-    )
+    assert "no gain" in headline(result, gains=(gain("none"),))
+    for gains in ((gain("gain"),), (gain("none"), gain("gain", victim="client/1"))):
+        assert "for reconstruction by" in headline(result, gains=gains)
     several = tuple(gain("gain", adversary=f"client/{n}") for n in range(3))
-    assert "for 3 of 4 pairs of adversary and goal." in headline(result, gains=(gain("none"), *several))
-    for utility, words in (
-        (0.85, "85.0 % [83.0 %, 87.0 %]: a cost."),
-        (0.88, "88.0 % [86.0 %, 90.0 %]: no cost"),
+    assert "3 of 4" in headline(result, gains=(gain("none"), *several))
+    for utility, words, figures in (
+        (0.85, ": a cost", ["85.0", "83.0", "87.0"]),
+        (0.88, ": no cost", ["88.0", "86.0", "90.0"]),
     ):
         said = headline(result, utility=accuracy(utility), honest_utility=accuracy(0.9))
-        assert f"Accuracy goes from 90.0 % [88.0 %, 92.0 %] to {words}" in said
+        assert words in said
+        assert figures_in(said) == ["90.0", "88.0", "92.0", *figures]
 
 
 def test_a_detector_is_told_with_its_false_alarms_or_with_the_reason_why_it_has_no_rate() -> None:
@@ -261,11 +264,11 @@ def test_a_detector_is_told_with_its_false_alarms_or_with_the_reason_why_it_has_
         caught=3,
         of_crafted=4,
     )
-    assert "`change` on model_parameters of the server notices 3 of 4 crafted messages" in alarm_words(one)
-    assert "with false alarms on 2 of 6 honest ones" in alarm_words(one)
-    assert "learnt on 5 honest messages" in alarm_words(one)
+    assert alarm_words(one).startswith("`change` on model_parameters")
+    assert figures_in(alarm_words(one)) == ["3", "4", "2", "6", "5"]
     silent = one.model_copy(update={"threshold": None, "reason": "it has too few"})
-    assert alarm_words(silent).endswith("no rate, since it has too few.")
+    assert silent.reason in alarm_words(silent)
+    assert figures_in(alarm_words(silent)) == []
     assert "no gain shown" in gain_words(gain("none"))
 
 
@@ -276,7 +279,7 @@ def test_a_run_without_deviations_is_refused(pair: tuple[Run, Run], tmp_path: Pa
     before = tree(pair[1].directory)
     code, out, told = cli("twin", pair[1].directory, "--out", tmp_path / "twin")
     assert (code, out) == (2, "")
-    assert "has no deviations: it would be its own honest twin" in told
+    assert "has no deviations" in told
     assert len(told.strip().splitlines()) == 1
     assert tree(pair[1].directory) == before
     spec = write_spec(tmp_path / "spec.yaml", small_spec())
@@ -288,12 +291,10 @@ def test_a_run_without_deviations_is_refused(pair: tuple[Run, Run], tmp_path: Pa
 
 def test_a_directory_in_the_run_or_of_another_run_is_refused(pair: tuple[Run, Run], tmp_path: Path) -> None:
     run, _ = pair
-    with pytest.raises(RunError, match="lies in the run itself"):
-        make_twin(run, run.directory / "twin")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("mine")
-    with pytest.raises(RunError, match="is not a run directory"):
-        make_twin(run, tmp_path / "other")
+    for out, said in ((run.directory / "twin", "in the run"), (tmp_path / "other", "not a run")):
+        refused(lambda out=out: make_twin(run, out), "out", str(out), said=said, kind=RunError)
 
 
 def test_an_interrupted_twin_leaves_the_run_whole_and_goes_on(
@@ -343,6 +344,10 @@ def test_run_makes_the_twin_with_the_flag(tmp_path: Path, cli: Cli) -> None:
     spec = write_spec(tmp_path / "spec.yaml", ACTIVE | {"attacks": []})
     code, words, _ = cli("run", spec, "--out", tmp_path / "run", "--twin")
     assert code == 0
-    assert "Neither this run nor its honest twin has an answer to compare." in words
     assert load_spec(tmp_path / "run-twin" / "spec.yaml").deviations == ()
-    assert "Beside the honest twin" in (tmp_path / "run" / "report" / "index.html").read_text()
+    summary = twin_summary(api.load(tmp_path / "run").result)
+    assert summary is not None
+    assert summary.rows == ()
+    assert "gain" not in summary.headline
+    assert summary.headline.replace("\xa0", " ") in words
+    assert summary.headline.partition(".")[0] in (tmp_path / "run" / "report" / "index.html").read_text()

@@ -248,7 +248,7 @@ def test_numbers_that_are_new_gone_or_misquoted_are_named(reports: dict[str, Rep
     report = reports["leaking"]
     more = copy.deepcopy(report.document)
     more["result"]["run"]["new"] = 3
-    assert "result/run/new: 3.0 is claimed by no recomputation" in differences(more, report.claims(more))
+    assert any(line.startswith("result/run/new: 3.0 ") for line in differences(more, report.claims(more)))
     less = copy.deepcopy(report.document)
     less["result"]["utility"]["final"][0]["figure"]["high"] = None
     gone = "result/utility/final/0/figure/high: is recomputed, but no number stands there"
