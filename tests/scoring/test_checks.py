@@ -145,18 +145,18 @@ def test_the_page_says_so(broken: fdaudit.Run, honest: fdaudit.Run, tmp_path: Pa
     page = fdaudit.report(broken, tmp_path / "broken.html").read_text(encoding="utf-8")
     text = Document(page).sections
     assert "Contradicted" in text["ledger"]
-    assert "Attacks contradict the ledger's ε" in text["summary"]
-    assert "No ε may be stated" in text["summary"]
-    assert "The server: ε of at most" not in text["summary"]
+    assert "Attacks contradict" in text["summary"]
+    assert "No ε" in text["summary"]
+    assert "server: ε of" not in text["summary"]
     assert "is contradicted" in text["findings"]
     assert "Claim no ε" in text["findings"]
-    assert "ε is at most" not in text["findings"].split("is contradicted")[0]
+    assert "ε is" not in text["findings"].split("is contradicted")[0]
     page = fdaudit.report(honest, tmp_path / "honest.html").read_text(encoding="utf-8")
     text = Document(page).sections
     assert "Consistent" in text["ledger"]
     assert "Contradicted" not in text["ledger"]
-    assert "ε of at most" in text["summary"]
-    assert "could have contradicted it" in text["findings"]
+    assert "ε of" in text["summary"]
+    assert "contradicted it" in text["findings"]
 
 
 def test_the_reasons_of_a_broken_claim_come_first(broken: fdaudit.Run) -> None:
