@@ -151,7 +151,7 @@ def test_a_card_that_changes_when_the_class_loads_is_refused(site: Path) -> None
     changed = "\nfrom dataclasses import replace\nConfidence.card = replace(Confidence.card, assumes=('initial',))\n"
     registry = _registry(site, "attacks", _source("attacks") + changed)
     assert registry.describe("confidence").assumes == ()
-    with pytest.raises(SpecError, match="has another card once it is loaded than its source states"):
+    with pytest.raises(SpecError, match=r"^attacks\.confidence: .* another card"):
         registry.load("confidence")
 
 
@@ -192,7 +192,7 @@ def test_a_word_that_means_nothing_is_named(room: str, old: str, new: str, word:
 @pytest.mark.parametrize("settings", ["dict", "3"])
 def test_settings_of_a_strange_type_are_found_when_the_class_loads(settings: str, site: Path) -> None:
     source = re.sub(r"Config: ClassVar.*", f"Config = {settings}", _source("attacks"))
-    with pytest.raises(SpecError, match=r"has a Config that is no class below fdaudit\.config\.Config"):
+    with pytest.raises(SpecError, match=r"^attacks\.confidence: .*fdaudit\.config\.Config"):
         _registry(site, "attacks", source).load("confidence")
 
 
@@ -209,7 +209,7 @@ def test_what_a_class_inherits_from_another_file_counts(site: Path, whole: bool)
         if whole:
             way("confidence")
             continue
-        with pytest.raises(SpecError, match="has no method run"):
+        with pytest.raises(SpecError, match="no method run"):
             way("confidence")
 
 
@@ -217,7 +217,7 @@ def test_what_a_class_inherits_from_another_file_counts(site: Path, whole: bool)
 def test_a_class_that_is_not_there_is_named(source: str, site: Path) -> None:
     registry = _registry(site, "attacks", source)
     for way in (registry.describe, registry.load):
-        with pytest.raises(SpecError, match=r"attacks\.confidence: 'extra:Confidence' cannot be"):
+        with pytest.raises(SpecError, match=r"^attacks\.confidence: 'extra:Confidence' cannot"):
             way("confidence")
 
 
@@ -273,7 +273,7 @@ def test_every_command_refuses_a_broken_attack_and_no_run_directory_is_left(
         done = _command(tmp_path, *words)
         assert done.returncode == 2, done.stderr
         told = " ".join(done.stderr.split())
-        assert re.search(r"attacks\.confidence: .*extra:Confidence.* has no method run", told)
-        assert "Correct the class, or uninstall its package." in told
+        assert "attacks.confidence: 'extra:Confidence'" in told
+        assert "no method run" in told
         assert "Traceback" not in told
     assert not (tmp_path / "out").exists()

@@ -72,9 +72,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_file_of_eight_gigabytes_is_refused_by_its_size(name: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        FdauditError, match=r"8,589,934,592 bytes .* at most .* \(FDAUDIT_MOST_\w+ raises that\)"
-    ):
+    with pytest.raises(FdauditError, match=r"8,589,934,592 bytes .*FDAUDIT_MOST_\w+"):
         READERS[name](sparse(tmp_path / name))
 
 
@@ -105,7 +103,7 @@ def test_a_pipe_in_a_finished_run_is_refused_and_nobody_waits(name: str, tmp_pat
 def test_a_limit_can_be_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = Limit("FDAUDIT_MOST_WORDS", 3, "words")
     (tmp_path / "file").write_bytes(b"1234")
-    with pytest.raises(OSError, match="4 words, and at most 3 are read"):
+    with pytest.raises(OSError, match=r" 4 words, .* 3 .*FDAUDIT_MOST_WORDS"):
         open_file(tmp_path / "file", limit)
     monkeypatch.setenv("FDAUDIT_MOST_WORDS", "4")
     assert read_file(tmp_path / "file", limit) == b"1234"
@@ -137,19 +135,18 @@ def test_a_log_of_long_lines_is_refused_at_the_first(tmp_path: Path) -> None:
             line = message(fields={"x": "x" * 1_000_000}).to_line()
             file.write(line.replace(b'"seq":0', b'"seq":%d' % seq))
     before = Message.from_line.__globals__["_parsed"].cache_info().currsize
-    with pytest.raises(IntegrityError, match="in one line of a log"):
+    with pytest.raises(IntegrityError, match="one line"):
         list(read_messages(tmp_path))
     (finding, *_) = verify_transcript(tmp_path, head="", count=600)
-    assert "in one line of a log" in finding
+    assert "one line" in finding
     assert Message.from_line.__globals__["_parsed"].cache_info().currsize == before, "none is kept"
 
 
 @pytest.mark.parametrize("wrong", [{"round": 10**400}, {"bytes_on_wire": 2**63}, {"seq": -1}])
 def test_counts_in_a_line_have_an_end(wrong: dict[str, int]) -> None:
-    line = message().to_line()[:-1]
-    for name, value in wrong.items():
-        line = line.replace(f'"{name}":0'.encode(), f'"{name}":{value}'.encode())
-    with pytest.raises(IntegrityError, match="is not a count"):
+    ((name, value),) = wrong.items()
+    line = message().to_line()[:-1].replace(f'"{name}":0'.encode(), f'"{name}":{value}'.encode())
+    with pytest.raises(IntegrityError, match=f"TypeError: {name} "):
         Message.from_line(line)
 
 
@@ -170,7 +167,7 @@ def test_unpacked_values_are_counted_before_they_are_unpacked(monkeypatch: pytes
     made = packed("z", torch.zeros(4096, dtype=torch.int64), EvenGrid(0.0, 1.0, 2))
     assert readable(made)["z"].shape == (4096,)
     monkeypatch.setenv("FDAUDIT_MOST_TENSOR_BYTES", "1000")
-    with pytest.raises(IntegrityError, match="16,384 bytes of tensors"):
+    with pytest.raises(IntegrityError, match=r"'z' .* 16,384 bytes"):
         readable(made)
 
 
@@ -269,7 +266,7 @@ def test_a_hostile_document_is_one_line(tmp_path: Path, text: str, problem: str)
 
 
 def test_seeds_and_networks_are_bounded_before_they_are_used(tmp_path: Path) -> None:
-    with watched(60), pytest.raises(SpecError, match="more than 10,000 runs"):
+    with watched(60), pytest.raises(SpecError, match=r"^sweep: 360000 "):
         load_grid(grid(seeds=list(range(90_000))))
     with pytest.raises(SpecError, match="8,594,980,874 parameters"):
         architecture(ModelSpec(name="mlp", params={"widths": [65536] * 3}), (1, 8, 8), 10)
@@ -318,7 +315,7 @@ def test_an_archive_that_unpacks_to_gigabytes_is_refused_by_its_list(tmp_path: P
                 member.write(bytes(10_240_000))
         archive.writestr("train_labels.npy", header((count,)) + bytes(count))
     assert (tmp_path / "bomb.npz").stat().st_size < 3 << 20
-    with pytest.raises(DataError, match="bytes of data, unpacked"):
+    with pytest.raises(DataError, match="FDAUDIT_MOST_DATA_BYTES"):
         dataset(f"npz:{tmp_path / 'bomb.npz'}")
 
 
@@ -326,15 +323,15 @@ def test_archives_of_wrong_lengths_or_many_members_are_refused(tmp_path: Path) -
     with zipfile.ZipFile(tmp_path / "lies.npz", "w") as archive:
         archive.writestr("train_images.npy", header((10**9, 100, 100)) + bytes(100))
         archive.writestr("train_labels.npy", header((10,)) + bytes(10))
-    with pytest.raises(DataError, match="train_images is shorter than its header says"):
+    with pytest.raises(DataError, match="train_images is shorter"):
         dataset(f"npz:{tmp_path / 'lies.npz'}")
     with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
         for number in range(20_000):
             archive.writestr(f"{number:050d}", b"")
-    with pytest.raises(DataError, match="lists too many members"):
+    with pytest.raises(DataError, match="too many members"):
         dataset(f"npz:{tmp_path / 'many.npz'}")
     pictures(tmp_path, 8000, 8000)
-    with pytest.raises(DataError, match="64,000,000 pixels in one image"):
+    with pytest.raises(DataError, match="64,000,000 pixels"):
         dataset(f"folder:{tmp_path}", image_size=32)
 
 
@@ -361,7 +358,7 @@ def test_images_are_counted_together_before_one_is_decoded(
 ) -> None:
     pictures(tmp_path, 1000, 1000)
     monkeypatch.setenv("FDAUDIT_MOST_DATA_BYTES", "5000000")
-    with pytest.raises(DataError, match="6,000,000 bytes of data, unpacked"):
+    with pytest.raises(DataError, match=r" 6,000,000 bytes .*FDAUDIT_MOST_DATA_BYTES"):
         dataset(f"folder:{tmp_path}")
 
 
@@ -382,7 +379,7 @@ def test_torchvisions_files_are_looked_at_first(tmp_path: Path) -> None:
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     sparse(raw / "train-images-idx3-ubyte")
-    with pytest.raises(DataError, match="8,589,934,592 bytes of data"):
+    with pytest.raises(DataError, match=r"^dataset\.root: .* 8,589,934,592 bytes"):
         dataset("mnist", root=str(tmp_path))
 
 

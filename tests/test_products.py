@@ -148,10 +148,12 @@ def test_clients_have_few_different_networks(tmp_path: Path) -> None:
 def test_numbers_tables_and_tensors_have_an_end(tmp_path: Path) -> None:
     y = torch.zeros(4, dtype=torch.int64)
     assert class_table(y, [torch.arange(2)] * 4, 2).shape == (4, 2)
-    with pytest.raises(DataError, match=r"classes: 5000001 by 2 clients are 10,000,002 entries"):
-        class_table(y, [torch.arange(2)] * 2, MOST_TABLE // 2 + 1)
-    with pytest.raises(DataError, match="entries, more than"):
-        partition(y, 2, PartitionSpec(), SecretStream(bytes(32), "x"), MOST_TABLE // 2 + 1)
+    many = MOST_TABLE // 2 + 1
+    for act in (
+        lambda: class_table(y, [torch.arange(2)] * 2, many),
+        lambda: partition(y, 2, PartitionSpec(), SecretStream(bytes(32), "x"), many),
+    ):
+        refused(act, "classes", many, said=f"{2 * many:,} entries", kind=DataError)
     assert event_from_json(STEP)
     for field, value in (("scale", 1e-300), ("sensitivity", 1e300), ("count", 10**400)):
         with pytest.raises(IntegrityError, match=field):
@@ -159,7 +161,7 @@ def test_numbers_tables_and_tensors_have_an_end(tmp_path: Path) -> None:
     record = a_record(tmp_path / "record")
     forge(record, {"tensors": {"w": {"dtype": "F32", "shape": [2**62] * 17}}})
     (finding, *_) = check(record, card=CARD)[0]
-    assert "more than 16 dimensions" in finding
+    assert "16 dimensions" in finding
 
 
 # -- guesses ----------------------------------------------------------------------------------------------------------
@@ -184,10 +186,10 @@ def copied(*tensors: str) -> dict[str, Any]:
 def test_guesses_are_no_more_than_parties_and_tensors_used_as_often() -> None:
     sent = {"t0": torch.zeros(2)}
     assert len(guesses_of([membership()] * 3, sent, 3)) == 3
-    with pytest.raises(MalformedError, match="4 guesses are more than the trial's 3"):
+    with pytest.raises(MalformedError, match=r" 4 guesses .* 3$"):
         guesses_of([membership()] * 4, sent, 3)
     assert guesses_of([copied(*["t0"] * 3)], sent, 3)
-    with pytest.raises(MalformedError, match="'t0' is used more than 3 times"):
+    with pytest.raises(MalformedError, match=r"'t0' .* 3 times"):
         guesses_of([copied(*["t0"] * 4)], sent, 3)
     first, second = guesses_of([membership()] * 2, {"t0": torch.zeros(9, dtype=torch.uint8)}, 2)
     assert first.scores.data_ptr() == second.scores.data_ptr()
@@ -197,9 +199,9 @@ def test_bytes_count_after_conversion_and_for_every_use(monkeypatch: pytest.Monk
     monkeypatch.setattr(schema, "MOST_BYTES", 1600)
     sent = {"t0": torch.zeros(100, dtype=torch.uint8), "long": torch.zeros(0, 10**9)}
     assert guesses_of([membership()] * 2, sent, 3)
-    with pytest.raises(MalformedError, match="would take 2,400 bytes, more than 1,600"):
+    with pytest.raises(MalformedError, match=r" 2,400 bytes, .* 1,600"):
         guesses_of([membership()] * 3, sent, 3)
-    with pytest.raises(MalformedError, match="would take 4,000,000,000 bytes"):
+    with pytest.raises(MalformedError, match=" 4,000,000,000 bytes"):
         guesses_of([membership("long")], sent, 3)
 
 
@@ -230,30 +232,28 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_needs_are_forecast_before_anything_is_built_or_read(little_memory: None, tmp_path: Path) -> None:
     memory.refuse_forecast("record", "R", 9_000_000)
-    with pytest.raises(
-        UsageError, match=r"^record: 'R' needs about 0\.1 GB .*at most 0\.0 GB.*FDAUDIT_MEMORY"
-    ):
+    with pytest.raises(UsageError, match=r"^record: 'R' .* 0\.1 GB.*FDAUDIT_MEMORY"):
         memory.refuse_forecast("record", "R", 50_000_000)
     record = a_record(tmp_path / "record")
-    with pytest.raises(UsageError, match=r"card\.model\.name: 'mlp' needs about .*FDAUDIT_MEMORY"):
+    with pytest.raises(UsageError, match=r"^card\.model\.name: 'mlp' .*FDAUDIT_MEMORY"):
         check(record, card={**CARD, "model": {"name": "mlp", "params": {"widths": [4000, 4000]}}})
     np.savez(tmp_path / "records.npz", x=np.zeros((2000, 32, 32), np.uint8), y=np.zeros(2000, np.uint8))
     (tmp_path / "records.json").write_text('{"clients":{},"design":null,"schema":"fdaudit-records/1"}')
-    with pytest.raises(UsageError, match=r"records\.npz: .*needs about .*FDAUDIT_MEMORY"):
+    with pytest.raises(UsageError, match=r"^records\.npz: .*FDAUDIT_MEMORY"):
         read_records(tmp_path / "records.json", tmp_path / "records.npz")
 
 
 def test_files_and_folders_are_forecast(little_memory: None, tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("[" + "[]," * 200_000 + "0]")
-    with pytest.raises(UsageError, match=r"result\.json' needs about .*FDAUDIT_MEMORY"):
+    with pytest.raises(UsageError, match=r"^file: .*result\.json' .*FDAUDIT_MEMORY"):
         load_json(tmp_path / "result.json")
     save_tensors(tmp_path / "model.safetensors", {"w": torch.zeros(2_000_000)})
-    with pytest.raises(UsageError, match=r"model\.safetensors' needs about .*FDAUDIT_MEMORY"):
+    with pytest.raises(UsageError, match=r"^file: .*model\.safetensors' .*FDAUDIT_MEMORY"):
         load_tensors(tmp_path / "model.safetensors")
     for kind in ("a", "b"):
         (tmp_path / kind).mkdir()
         Image.new("L", (2000, 2000)).save(tmp_path / kind / "1.png")
-    with pytest.raises(UsageError, match=r"dataset\.name: .*needs about .*FDAUDIT_MEMORY"):
+    with pytest.raises(UsageError, match=r"^dataset\.name: .*FDAUDIT_MEMORY"):
         read_folder(tmp_path, None)
 
 
@@ -262,7 +262,7 @@ def test_an_archive_packs_no_desert(tmp_path: Path) -> None:
     (tmp_path / "records.json").write_text('{"clients":{},"design":null,"schema":"fdaudit-records/1"}')
     arrays = {"x": np.zeros((100, 1024, 1024), np.uint8), "y": np.arange(100, dtype=np.uint8)}
     np.savez_compressed(tmp_path / "records.npz", **arrays)
-    with pytest.raises(DataError, match=r"unpacks to 104,.* bytes out of .*numpy\.savez"):
+    with pytest.raises(DataError, match=r"^records\.npz: .* 104,.*numpy\.savez"):
         read_records(tmp_path / "records.json", tmp_path / "records.npz")
 
 

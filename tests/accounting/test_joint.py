@@ -54,7 +54,7 @@ def test_where_records_cannot_be_matched_the_dearest_clients_add_up() -> None:
     second = accounts({"client/0": {gaussian(2.0): 3}, "client/1": {gaussian(2.0): 1}})
     found = joined([first, second], ("a", "b"), None, DELTA)
     assert profile(found.accounts).gdp == pytest.approx(math.sqrt(2 + 3 / 4))
-    assert found.holders == {"client/1 of a, client/0 of b": ("client/1", "client/0")}
+    assert list(found.holders.values()) == [("client/1", "client/0")]
 
 
 def test_a_bound_stands_for_too_many_combinations() -> None:
@@ -163,7 +163,7 @@ def test_what_is_left_if_a_party_departs_composes_over_runs(
 def test_a_record_that_another_run_hands_out_has_no_epsilon(runs: dict[str, fdaudit.Run]) -> None:
     found = joint([runs["a"], runs["other"]]).ledger("server")
     assert found.epsilon == math.inf
-    assert "proxy or auxiliary data of" in found.cause
+    assert "auxiliary data of other" in found.cause
     assert any("data differ" in line for line in found.assumptions)
 
 
@@ -182,7 +182,7 @@ def test_the_same_record_twice_and_shared_noise_are_refused(
     with pytest.raises(RunError, match="given twice"):
         joint([runs["a"], runs["a"]])
     shutil.copytree(runs["a"].directory, tmp_path / "copy")
-    with pytest.raises(RunError, match="has the same record as a"):
+    with pytest.raises(RunError, match=r"copy' .*same record"):
         joint([runs["a"], fdaudit.load(tmp_path / "copy")])
     with pytest.raises(RunError, match="stands alone"):
         joint([runs["a"]])
@@ -193,7 +193,7 @@ def test_runs_that_draw_from_one_stream_are_refused(
 ) -> None:
     first = SimpleNamespace(salt="one salt")
     monkeypatch.setattr("fdaudit.audit.joint_ledger.read_messages", lambda transcript: [first])
-    with pytest.raises(RunError, match="draws its noise from the same stream as a"):
+    with pytest.raises(RunError, match="stream as a"):
         joint([runs["a"], runs["b"]])
 
 
@@ -211,7 +211,8 @@ def test_the_command_states_a_joint_ledger_and_writes_its_profile(
     assert value["files"][-1] == str(tmp_path / "c" / "profile.json")
     done = CliRunner().invoke(app, ["ledger", *names])
     assert "Each run alone" in done.stdout
-    assert "0.1582-GDP and 0.0125-zCDP, exact" in done.stdout
+    assert "0.1582-GDP" in done.stdout
+    assert "0.0125-zCDP" in done.stdout
 
 
 def test_the_command_states_both_relations_side_by_side(runs: dict[str, fdaudit.Run]) -> None:
@@ -269,4 +270,4 @@ def test_records_are_compared_as_their_source_stores_them(pair: Any, tmp_path: P
     assert all(math.isfinite(run.ledger("server").epsilon) for run in runs)
     found = joint(runs).ledger("server")
     assert found.epsilon == math.inf
-    assert "proxy or auxiliary data of" in found.cause
+    assert "auxiliary data of 1" in found.cause

@@ -141,7 +141,7 @@ def test_an_undefended_client_upstream_of_anothers_dp_sgd_stays_unprotected() ->
     log.add("client/0", "world", "model_parameters", [trained])
     found = books(log).ledger("world")
     assert (found.epsilon, found.victim, found.message, found.kind) == (INF, "client/1", bare, "model_update")
-    assert "reaches the view through" in found.cause
+    assert "through" in found.cause
 
 
 def test_noise_on_votes_covers_a_clients_vote_and_not_what_others_voted_after_hearing_of_it() -> None:
@@ -252,13 +252,10 @@ def test_a_choice_on_private_data_is_not_for_free() -> None:
 
 def test_a_reason_is_repeated_with_what_of_the_message_is_raw() -> None:
     log = Log()
-    log.add("client/0", "server", "hard_labels", ["data"], NoGuarantee(reason="no noise"), round=3)
-    found = books(log, reveals={("hard_labels", "client"): "its index says what was declined"}).ledger(
-        "server"
-    )
-    assert found.cause == (
-        "hard_labels of client/0 in round 3 (message 0): no noise; its index says what was declined"
-    )
+    log.add("client/0", "server", "hard_labels", ["data"], NoGuarantee(reason="NO NOISE"), round=3)
+    found = books(log, reveals={("hard_labels", "client"): "THE INDEX"}).ledger("server")
+    assert (found.kind, found.victim, found.message) == ("hard_labels", "client/0", 0)
+    assert found.cause.endswith("(message 0): NO NOISE; THE INDEX")
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0, math.nan])
@@ -276,7 +273,7 @@ def test_what_cannot_be_stated_for_a_unit_is_refused_with_its_reason() -> None:
     log.add("client/0", "server", "logits", [0])
     client = books(log).ledger("server", unit="client")
     assert client.epsilon == INF
-    assert "a client holds many records" in client.cause
+    assert "many records" in client.cause
     replaced, removed = (books(log).ledger("server", relation=r) for r in ("replace-one", "add-or-remove"))
     assert removed.epsilon < replaced.epsilon < 3 * removed.epsilon
     local = Log()
@@ -439,7 +436,7 @@ def test_only_who_cannot_tell_who_was_asked_may_count_the_chance() -> None:
     assert world.epsilon == pytest.approx(
         epsilon({Drawn(gaussian=each, clients=4, steps=DRAWS): 1}, 1e-5).value
     )
-    assert "one of 4 clients" in world.sampling
+    assert "4 clients" in world.sampling
     assert world.warnings == ()
     assert b.ledger("client/1+world").epsilon == pytest.approx(server.epsilon)
 
@@ -476,7 +473,6 @@ def test_a_draw_counts_only_if_the_record_shows_that_it_hid_who_answered(damage:
     DAMAGES[damage](log)
     found = Books(log, FOUR).ledger("world")
     assert found.sampling == ""
-    assert "one of 4 clients" not in found.sampling
     assert found.epsilon == pytest.approx(Books(log, FOUR).ledger("server").epsilon)
     assert any("is not counted" in line for line in found.warnings)
 
@@ -505,7 +501,7 @@ def test_a_transcript_with_a_gap_or_an_input_from_the_future_is_damage() -> None
     for inputs in ([], [5]):
         log.add("client/0", "server", "logits", inputs)
     for damaged in (log, log[1:]):
-        with pytest.raises(IntegrityError, match="do not come before"):
+        with pytest.raises(IntegrityError, match=r"message 1 .* \[5\]"):
             Books(damaged, PARTIES).ledger("server")
 
 

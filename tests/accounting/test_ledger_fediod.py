@@ -68,7 +68,7 @@ def of_one(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
 def test_sanitised_gradients_leave_nothing_to_claim_where_logits_are_raw(tmp_path: Path) -> None:
     found = ran(tmp_path, PLAIN, [gradients()]).ledger("server")
     assert (found.epsilon, found.kind) == (math.inf, "logits")
-    assert "computed from raw data" in found.cause
+    assert "raw data" in found.cause
 
 
 def test_counts_of_records_come_first_where_they_are_sent(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_half_of_it_is_worth_nothing(defences: list[dict[str, Any]], tmp_path: P
     """A bare gradient may have been made of all that its client holds, which has its votes as first cause."""
     found = ran(tmp_path, {**VOTES, "rounds": 2}, defences).ledger("server")
     assert (found.epsilon, found.kind) == (math.inf, "hard_labels")
-    assert "which reaches the view through what was computed from it" in found.cause
+    assert "through" in found.cause
 
 
 def test_without_gradients_the_votes_are_all(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_without_gradients_the_votes_are_all(tmp_path: Path) -> None:
 def test_only_who_cannot_tell_which_client_was_asked_may_count_the_draw(of_one: fdaudit.Run) -> None:
     server, world = of_one.ledger("server"), of_one.ledger("world")
     assert 0 < world.epsilon < 0.8 * server.epsilon
-    assert "one of 8 clients a step" in world.sampling
+    assert "8 clients" in world.sampling
     assert server.sampling == ""
     view = of_one.view("server")
     asked = [m.sender for m in view.select(kind="sample_gradients")]
@@ -168,5 +168,6 @@ def test_a_silent_client_ends_the_credit_for_draws(tmp_path: Path) -> None:
     run = ran(tmp_path, params, [gradients(3), votes(4000.0)], outages=gone)
     world = run.ledger("world")
     assert world.sampling == ""
-    assert "client/2 was silent in round 2" in world.warnings[-1]
+    assert "client/2" in world.warnings[-1]
+    assert "round 2" in world.warnings[-1]
     assert world.epsilon == pytest.approx(run.ledger("server").epsilon)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +77,21 @@ def test_the_command_prints_a_table_and_warns_of_a_generous_delta(
     done = CliRunner().invoke(
         app, ["ledger", str(noisy.directory), "--adversary", "server", "--delta", "0.1"]
     )
-    assert "model_update of client: 2 times Gaussian" in done.stdout
-    assert "delta = 0.1 is not below 1/n" in done.stderr
+    assert "2 times Gaussian" in done.stdout
+    assert "delta = 0.1" in done.stderr
     done = CliRunner().invoke(app, ["ledger", str(bare.directory), "--adversary", "world"])
     assert "∞" in done.stdout
-    assert "because of model_update of client/0" in done.stdout
+    assert "model_update of client/0" in done.stdout
     assert not done.stderr
 
 
 def test_the_page_shows_the_ledger_and_its_cause(noisy: fdaudit.Run, bare: fdaudit.Run) -> None:
     page = fdaudit.report(bare).read_text(encoding="utf-8")
-    assert "model_update of client/0 in round 0" in page
+    assert bare.ledger("world").cause in unescape(page)
     assert "∞" in page
     page = fdaudit.report(noisy).read_text(encoding="utf-8")
     assert "2</data> times Gaussian" in page.replace("\n", " ")
-    assert "Noise and coins come from a secret" in page
+    assert all(line in unescape(page) for line in noisy.ledger("server").assumptions)
 
 
 @pytest.mark.parametrize(

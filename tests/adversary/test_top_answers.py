@@ -122,7 +122,7 @@ def test_a_view_hands_attacks_a_value_for_every_class(kind: str, dtype: torch.dt
     sent = top(answers(kind).to(dtype), 3)
     named = sent["classes"].to(torch.uint8)
     view = seen(tmp_path, TOP[kind], values=sent["values"], classes=named, index=torch.arange(6).flip(0))
-    assert Forms().misfit(view.messages[0]) == "the number of classes is not known"
+    assert "number of classes" in Forms().misfit(view.messages[0])
     read = with_every_class(view, CLASSES)
     (message,) = read.select(kind=kind)
     assert not Forms(classes=CLASSES).misfit(message)
@@ -161,4 +161,4 @@ def test_what_would_not_fit_in_memory_is_left_out(tmp_path: Path) -> None:
     view = seen(
         tmp_path, "top_logits", values=torch.zeros(3000, 1), classes=torch.zeros(3000, 1, dtype=torch.int64)
     )
-    assert "with a value for every class" in Forms(classes=1_000_000).misfit(view.messages[0])
+    assert "every class" in Forms(classes=1_000_000).misfit(view.messages[0])

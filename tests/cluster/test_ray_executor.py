@@ -163,14 +163,14 @@ def test_a_run_that_always_loses_its_worker_fails_with_the_reason_and_leaves_not
     index = engine.sweep(small, tmp_path / "out", executor=ray_cluster(), tick=tick)
     (entry,) = index.runs
     assert (entry.status, killer.left) == ("failed", 7)
-    assert entry.reason.startswith("the worker that ran it was lost 2 times, last: ")
+    assert "lost 2 times" in entry.reason
     assert len(copies) == 2, "it began anew"
     assert not list((tmp_path / "out").glob("runs/*"))
     until(lambda: not list(apart.glob("fdaudit-copy-*")), 10)
 
 
 def test_who_is_connected_gives_no_address(node: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="connected to a cluster already"):
+    with pytest.raises(UsageError, match=r"^address: 'auto' "):
         engine.sweep(made(), tmp_path / "out", executor=ray_cluster(address="auto"))
 
 

@@ -135,7 +135,7 @@ def test_a_cell_that_has_lost_its_worker_too_often_has_failed_and_the_others_go_
     found = cells_of(run, requested=True)
     failed = {name for name, cell in found.items() if cell["status"] == "failed"}
     assert "server/ideal-hard" in failed
-    assert "the worker that ran it was lost 1 times" in found["server/ideal-hard"]["reason"]
+    assert "lost 1 times" in found["server/ideal-hard"]["reason"]
     assert len(failed) <= 2, "each worker that was killed had one cell in hand"
     for name in found.keys() - failed:
         file = f"attacks/{name.replace('/', '-')}.json"
@@ -198,5 +198,5 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 def test_who_is_connected_gives_no_address(node: Path, here: fdaudit.Run, tmp_path: Path) -> None:
     there = federated(here, tmp_path / "there")
-    with elsewhere("ray", address="auto") as far, pytest.raises(UsageError, match="connected to a cluster"):
+    with elsewhere("ray", address="auto") as far, pytest.raises(UsageError, match=r"^address: 'auto' "):
         fdaudit.run(None, there, resume=True, elsewhere=far)

@@ -44,7 +44,8 @@ def test_a_node_with_other_versions_does_nothing(tmp_path: Path) -> None:
         versions={"torch": "0.1"},
     )
     (line,) = serve(task)
-    assert line["failed"].endswith("the machine that asks has 0.1. Install the same on every node.")
+    assert "torch" in line["failed"]
+    assert "asks has 0.1" in line["failed"]
 
 
 def test_progress_is_reported_ten_times_a_second_and_at_each_last_step(

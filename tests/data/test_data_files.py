@@ -20,6 +20,7 @@ from fdaudit.data.raw import as_images, as_labels
 from fdaudit.errors import DataError
 from fdaudit.spec.schema import PartitionSpec, SplitSpec
 
+from ..helpers.refusals import refused
 from ..helpers.run_cases import stream
 from .loading import Bomb, load, refusal
 
@@ -69,7 +70,7 @@ def test_npz_by_absolute_path_keeps_the_official_test_split_and_leaves_validatio
     data = load(name=f"npz:{tmp_path / 'd.npz'}", root="/nonexistent")
     assert len(data.y) == 20
     assert len(data.test_y) == 6
-    assert "val_* arrays not read" in data.provenance
+    assert "val_*" in data.provenance
 
 
 def test_folders_are_read_and_what_systems_leave_is_ignored(tmp_path):
@@ -161,7 +162,7 @@ def test_a_relative_path_cannot_leave_the_root(tmp_path):
     root.mkdir()
     (root / "link.npz").symlink_to(tmp_path / "outside.npz")
     for name in ("npz:../outside.npz", "npz:link.npz", "folder:.."):
-        assert "leaves the data folder" in str(refusal(name=name, root=str(root)))
+        assert f"data folder {root}" in str(refusal(name=name, root=str(root)))
 
 
 @pytest.mark.parametrize("kind", ["file", "class"])
@@ -234,8 +235,8 @@ def test_labels_that_begin_at_one_are_refused_but_other_gaps_are_not(tmp_path):
     changes = {"train_labels": np.arange(20) % 4 + 1, "test_labels": np.arange(6) % 4 + 1}
     write_npz(tmp_path / "d.npz", **changes)
     error = refusal(name="npz:d.npz", root=str(tmp_path))
-    assert error.problem == "numbers its classes from 1: class 0 never occurs"
-    assert error.remedy == "Number them from 0: labels - 1."
+    assert "class 0 never" in error.problem
+    assert "labels - 1" in error.remedy
     write_npz(tmp_path / "gap.npz", train_labels=np.array([0, 2] * 10))
     assert load(name="npz:gap.npz", root=str(tmp_path)).classes == 4
 
@@ -254,7 +255,8 @@ def test_all_unreadable_images_are_named_at_once(tmp_path):
         (tmp_path / "dogs" / f"x{number:02}.png").write_bytes(b"no image")
     error = refusal(name=f"folder:{tmp_path}")
     named = ", ".join(f"dogs/x{n:02}.png" for n in range(10))
-    assert f"holds 12 files that cannot be read ({named}, …); the first is no readable image" in error.problem
+    assert "12 files" in error.problem
+    assert f"({named}, …)" in error.problem
 
 
 def test_images_that_are_cut_short_are_named_at_once(tmp_path):
@@ -264,9 +266,7 @@ def test_images_that_are_cut_short_are_named_at_once(tmp_path):
         Image.fromarray(noise).save(tmp_path / "cats" / name)
         whole = (tmp_path / "cats" / name).read_bytes()
         (tmp_path / "cats" / name).write_bytes(whole[: len(whole) // 2])
-    assert (
-        "2 files that cannot be read (cats/a.png, cats/b.png)" in refusal(name=f"folder:{tmp_path}").problem
-    )
+    assert "(cats/a.png, cats/b.png)" in refusal(name=f"folder:{tmp_path}").problem
 
 
 @pytest.mark.parametrize("coloured", [False, True])
@@ -278,8 +278,8 @@ def test_images_of_16_bits_are_refused_with_the_way_out(tmp_path, coloured):
     else:
         Image.fromarray(np.zeros((8, 8), np.uint16)).save(file)
     error = refusal(name=f"folder:{tmp_path}")
-    assert "not 8 bits a channel" in error.problem
-    assert error.remedy.startswith("Convert it to 8 bits, with a range that fits its content")
+    assert error.value == str(file)
+    assert "8 bits" in error.remedy
 
 
 def _deep_rgb(side):
@@ -305,11 +305,7 @@ def test_too_few_images_say_how_many_are_enough(tmp_path):
     def split(data):
         return make_splits(data, 3, PartitionSpec(), SplitSpec(), stream(0, "splits"))
 
-    with pytest.raises(DataError) as caught:
-        split(made(2))
-    assert caught.value.remedy.endswith(
-        "There are 6; 24 are enough for 3 clients and 3 classes, shared evenly."
-    )
+    refused(lambda: split(made(2)), "partition.name", "iid", ["There are 6; 24"], kind=DataError)
     assert len(split(made(8)).clients) == 3
 
 

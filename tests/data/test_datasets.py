@@ -144,7 +144,8 @@ def test_digest_ignores_memory_layout_and_notices_every_tensor():
 def test_an_unknown_name_is_met_with_the_nearest():
     error = refusal(name="fashon-mnist")
     assert error.field == "dataset.name"
-    assert error.remedy == "Did you mean 'fashion-mnist'?"
+    assert "'fashion-mnist'" in error.remedy
+    assert "'mnist'" not in error.remedy
     assert all(name in refusal(name="zzz").remedy for name in DATASETS)
 
 
@@ -183,7 +184,7 @@ def test_idx_labels_that_do_not_match(tmp_path):
     write_mnist(tmp_path)
     labels = tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte"
     labels.write_bytes(idx(np.zeros(5)))
-    assert "12 images but 5 labels" in str(refusal(name="mnist", root=str(tmp_path)))
+    assert "5 labels" in str(refusal(name="mnist", root=str(tmp_path)))
     labels.write_bytes(idx(np.full(12, 11)))
     assert "10 classes" in str(refusal(name="mnist", root=str(tmp_path)))
 

@@ -186,15 +186,14 @@ def test_an_official_test_split_is_used_whole():
 def test_too_few_records_and_impossible_fractions_are_errors() -> None:
     splits = make_splits(made(torch.arange(60) % 2, 2), 2, SPECS[0], SplitSpec(), stream(0, "splits"))
     assert all(0 < len(c.members) <= 18 // 2 for c in splits.clients)
-    with pytest.raises(DataError, match="no two records of one class") as caught:
-        make_splits(made(torch.arange(20), 20), 1, SPECS[0], SplitSpec(), stream(0, "splits"))
-    assert caught.value.field == "splits.candidates"
-    none = make_splits(made(torch.arange(20), 20), 1, SPECS[0], SplitSpec(candidates=0), stream(0, "splits"))
+    singles, seed = made(torch.arange(20), 20), stream(0, "splits")
+    refused(lambda: make_splits(singles, 1, SPECS[0], SplitSpec(), seed), "splits.candidates", kind=DataError)
+    none = make_splits(singles, 1, SPECS[0], SplitSpec(candidates=0), stream(0, "splits"))
     assert len(none.clients[0].members) == 0
     with pytest.raises(DataError, match="no test record"):
         make_splits(made([0, 1, 0, 1], 2), 1, SPECS[0], SplitSpec(test=0.0), stream(0, "splits"))
-    with pytest.raises(SpecError, match="leaves the clients nothing"):
-        validate(SplitSpec, {"test": 0.5, "proxy": 0.3, "auxiliary": 0.2}, "splits")
+    whole = {"test": 0.5, "proxy": 0.3, "auxiliary": 0.2}
+    refused(lambda: validate(SplitSpec, whole, "splits"), "splits", 1.0)
     refused(lambda: validate(SplitSpec, {"candidates": -1}, "splits"), "splits.candidates")
 
 

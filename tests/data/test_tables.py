@@ -83,13 +83,13 @@ def test_columns_of_a_matrix_are_numbered_and_may_be_thousands(tmp_path):
 
 def test_what_holds_no_plain_values_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.array([{}, []], dtype=object), label=np.arange(2))
-    with pytest.raises(DataError, match="pickled objects are refused"):
+    with pytest.raises(DataError, match=r"a\.npz' .*allow_pickle"):
         loaded(tmp_path / "a.npz")
-    with pytest.raises(DataError, match=r"is no \.csv, \.tsv, \.npz or \.parquet file"):
+    with pytest.raises(DataError, match=r"a\.xlsx' .*\.parquet"):
         read(tmp_path, GOOD, "a.xlsx")
-    with pytest.raises(DataError, match="has a list in column 'a'"):
+    with pytest.raises(DataError, match="list in column 'a'"):
         sheet_of_frame(pd.DataFrame({"a": [[1], [2]], "label": [0, 1]}), "a.parquet")
-    with pytest.raises(DataError, match=r"dataset\.label: .* does not belong to images"):
+    with pytest.raises(DataError, match=r"^dataset\.label: 'digit' "):
         load_dataset(DatasetSpec(name="digits", label="digit"), SecretStream(b"0" * 16, "tables"))
 
 
@@ -103,7 +103,7 @@ def test_a_spec_names_the_label_and_describes_columns(tmp_path):
     data = read(tmp_path, content, label="ill", columns={k: columns[k] for k in ("age", "colour")})
     assert data.x[0].tolist() == [1, 1, 0, 0, 0]
     assert all(column.stated for column in data.columns)
-    with pytest.raises(DataError, match=r"dataset\.columns\.ill: 'ill' is the label"):
+    with pytest.raises(DataError, match=r"^dataset\.columns\.ill: 'ill' "):
         read(tmp_path, content, label="ill", columns={"ill": ColumnSpec(kind="category")})
 
 
@@ -167,7 +167,7 @@ def test_a_description_that_does_not_fit_names_the_row_or_the_column(tmp_path, c
 
 def test_a_missing_value_can_be_a_stated_category(tmp_path):
     content = "habit,label\nnone,a\nsmokes,b\n"
-    with pytest.raises(DataError, match="list it in the column's `categories`"):
+    with pytest.raises(DataError, match=r"column 'habit' .*`categories`"):
         read(tmp_path, content)
     columns = {"habit": ColumnSpec(categories=("none", "smokes"))}
     assert read(tmp_path, content, columns=columns).x.tolist() == [[1, 0], [0, 1]]
@@ -194,10 +194,10 @@ def test_sizes_are_bounded_before_a_table_is_kept(tmp_path, monkeypatch):
         read(tmp_path, GOOD)
     monkeypatch.delenv("FDAUDIT_MOST_TABLE_BYTES")
     monkeypatch.setattr(sheets, "MOST_CELLS", 8)
-    with pytest.raises(DataError, match="3 rows or more of 3 columns, more than 8 cells"):
+    with pytest.raises(DataError, match="than 8 cells"):
         read(tmp_path, GOOD)
     monkeypatch.setattr(sheets, "MOST_COLUMNS", 2)
-    with pytest.raises(DataError, match="has 3 columns, more than 2"):
+    with pytest.raises(DataError, match=r"3 columns, .* 2"):
         read(tmp_path, GOOD)
 
 
@@ -212,7 +212,7 @@ def test_one_hot_rows_that_would_fill_memory_are_refused(tmp_path, monkeypatch):
 
 def test_parquet_without_pyarrow_names_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(sheets.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match="needs pyarrow, which is not installed, to be read"):
+    with pytest.raises(DataError, match="`pip install pyarrow`"):
         sheet_in(written(tmp_path, b"PAR1", "a.parquet"))
 
 
@@ -249,7 +249,7 @@ def test_parquet_with_pyarrow_is_read_as_a_frame_within_its_footers_bounds(tmp_p
     assert found.columns["label"].tolist() == [0, 1, 1]
     path = written(tmp_path, b"PAR1", "a.parquet")
     monkeypatch.setattr(HeldParquet, "num_rows", 1 << 40)
-    with pytest.raises(DataError, match="more than 16,777,216 cells"):
+    with pytest.raises(DataError, match="16,777,216 cells"):
         sheet_in(path)
     monkeypatch.undo()
 
@@ -258,7 +258,7 @@ def test_missing_values_of_a_frame_are_named_by_row():
     frame = pd.DataFrame({"a": [1, None], "b": pd.Categorical(["x", None]), "label": [0, 1]})
     for name in ("a", "b"):
         kept = frame[[name, "label"]]
-        with pytest.raises(DataError, match=f"row 2 has no value in column '{name}'"):
+        with pytest.raises(DataError, match=f"row 2 .* column '{name}'"):
             rows_of(sheet_of_frame(kept, "a.parquet"), None, None, "")
 
 
@@ -292,7 +292,7 @@ def test_scales_keep_digits_and_are_never_zero(tmp_path):
 
 def test_without_public_rows_a_table_must_be_described(tmp_path):
     none = torch.zeros(0, dtype=torch.int64)
-    with pytest.raises(DataError, match="leave no row to take scales and categories from"):
+    with pytest.raises(DataError, match=r"^splits: .*`dataset.columns`"):
         known_columns(read(tmp_path, GOOD), none)
     columns = {
         "age": ColumnSpec(mean=0, scale=1),

@@ -127,20 +127,20 @@ def test_a_path_that_leaves_the_folder_of_datasets_is_refused(tmp_path, where):
     write_bert(tmp_path / "net")
     (tmp_path / "data").mkdir()
     write_texts(tmp_path / "data" / "a.csv")
-    with pytest.raises(DataError, match=r"dataset\.wordpieces: .* leaves the data folder"):
+    with pytest.raises(DataError, match=r"^dataset\.wordpieces: .* leaves"):
         loaded(name="text:a.csv", root=str(tmp_path / "data"), wordpieces=where)
 
 
 def test_an_absent_vocabulary_is_refused(tmp_path):
     write_texts(tmp_path / "a.csv")
-    with pytest.raises(DataError, match=r"dataset\.wordpieces: .*none' names no file"):
+    with pytest.raises(DataError, match=r"^dataset\.wordpieces: .*none' names"):
         loaded(name="text:a.csv", root=str(tmp_path), wordpieces="none")
 
 
 def test_word_pieces_are_refused_for_images_and_beside_a_vocabulary(tmp_path):
-    with pytest.raises(DataError, match="does not belong to images"):
+    with pytest.raises(DataError, match=r"^dataset\.wordpieces: .* images"):
         loaded(wordpieces=str(write_bert(tmp_path)))
-    with pytest.raises(SpecError, match=r"dataset\.vocabulary: 8 does not go with `dataset\.wordpieces`"):
+    with pytest.raises(SpecError, match=r"^dataset\.vocabulary: 8 .*`dataset\.wordpieces`"):
         DatasetSpec(name="ag_news", wordpieces="net", vocabulary=8)
 
 
@@ -171,7 +171,7 @@ def test_a_transformer_from_scratch_works_on_word_pieces(tmp_path):
 
 def test_a_pretrained_network_is_refused_for_words_of_the_runs_own(tmp_path):
     own = {"name": f"text:{write_texts(tmp_path / 'a.csv')}", "length": 10}
-    with pytest.raises(SpecError, match=r"for other words than .* Set `dataset\.wordpieces`"):
+    with pytest.raises(SpecError, match=r"other words .*`dataset\.wordpieces`"):
         simulated_case(spec_of(tmp_path, dataset=own), known(0))
 
 
@@ -183,7 +183,7 @@ def test_files_of_a_network_lie_below_the_root_of_the_dataset(tmp_path):
     case = simulated_case(spec_of(tmp_path, dataset=own, model=model), known(0))
     assert case.architecture.params["path"] == str(tmp_path / "net")
     assert case.spec.model.params == {"path": "net"}
-    with pytest.raises(SpecError, match=r"client_models\.1\.params\.path: .* is no folder"):
+    with pytest.raises(SpecError, match=r"^client_models\.1\.params\.path: .*gone' "):
         simulated_case(
             spec_of(
                 tmp_path,

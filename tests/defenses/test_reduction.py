@@ -9,13 +9,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fdaudit.config import validate
-from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.errors import ProtocolError
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.rng import child
 from fdaudit.spec.schema import Spec
 
 from ..helpers.defence_cases import defence, released
 from ..helpers.protocol_cases import run
+from ..helpers.refusals import refused
 from ..helpers.run_cases import known
 
 NAMES = ("hard-label", "rounding", "temperature", "top-k")
@@ -168,17 +169,15 @@ def test_what_is_no_answer_is_refused(name):
 def test_a_spec_that_attaches_it_to_another_kind_is_refused_before_the_run():
     entry = {"kind": "model_update", "name": "top-k"}
     written = {"protocol": {"name": "fedavg", "params": {"upload": "model_update"}}, "defenses": [entry]}
-    with pytest.raises(SpecError, match="is no kind that top-k can treat") as caught:
-        simulated_case(validate(Spec, written), known(0))
-    assert caught.value.field == "defenses.0.kind"
+    written = validate(Spec, written)
+    refused(lambda: simulated_case(written, known(0)), "defenses.0.kind", "model_update", ["treats:"])
 
 
 def test_hard_labels_for_a_protocol_that_cannot_read_them_are_refused_before_the_run():
     entry = {"kind": "logits", "name": "hard-label"}
     written = {"protocol": {"name": "fedkd"}, "defenses": [entry], "splits": {"proxy": 0.2}}
-    with pytest.raises(SpecError, match="makes hard_labels of logits, which fedkd cannot read") as caught:
-        simulated_case(validate(Spec, written), known(0))
-    assert caught.value.field == "defenses.0.name"
+    written = validate(Spec, written)
+    refused(lambda: simulated_case(written, known(0)), "defenses.0.name", "hard-label", said="which fedkd")
     read = {"protocol": {"name": "fedmd"}, "defenses": [entry], "splits": {"proxy": 0.2}}
     assert (
         simulated_case(validate(Spec, read), known(0)).defenses[("logits", "client")][0].card.name

@@ -131,7 +131,7 @@ def test_the_record_marks_what_was_crafted_and_the_report_says_so(tmp_path: Path
     assert [(m.sender, m.round, m.kind) for m in marked] == [("server", 1, "model_parameters")]
     code, _, _ = cli("verify", out)
     assert code == 0
-    assert "In it the server departs from it by imprint" in summarise(Run(out).result).standing
+    assert "by imprint" in summarise(Run(out).result).standing
     told = json.loads((out / "result.json").read_text())["run"]["departures"]
     assert told == [{"party": "server", "name": "imprint", "messages": 1}]
 

@@ -184,9 +184,9 @@ def test_the_threat_model_names_the_controls_as_they_are() -> None:
     text = " ".join(page("docs/threat-model.md").split())
     assert f"at least {gradients.LEAST_GAIN_DB:g} dB closer" in text
     assert f"stay below {gradients.LEAST_GAIN_DB:g} dB" in text
-    assert f"p of at most {_membership.WORKS:g}" in text
+    assert f"of at most {_membership.WORKS:g}" in text
     assert f"p above {1 - _membership.CONFIDENCE:.2g} to either side" in text
-    assert f"noise of {gradients._DROWNING:g} times their own spread" in text
+    assert f"noise of {gradients._DROWNING:g} times" in text
 
 
 # -- the reader and checker ------------------------------------------------------------------------------------
@@ -422,14 +422,9 @@ def test_every_page_states_the_quickstart_s_measured_time_and_size() -> None:
     found = json.loads((ROOT / "docs" / "quickstart.json").read_bytes())
     minutes, megabytes = round(found["clock_seconds"] / 60), round(found["bytes"] / 1e6)
     readme, faq = page(ROOT / "README.md"), page(ROOT / "docs" / "faq.md")
-    assert (
-        f"The five runs take some {minutes} minutes on two cores, and `audit/` then\nholds {megabytes} MB."
-        in readme
-    )
-    assert (
-        f"The five runs of `make audit` take some [{minutes} minutes](quickstart.md#one-quickstarts-figures)"
-        in faq
-    )
+    assert f"take some {minutes} minutes" in readme
+    assert f"holds {megabytes} MB" in readme
+    assert f"[{minutes} minutes](quickstart.md#one-quickstarts-figures)" in faq
     stated = [
         (name, said)
         for name in ("README.md", "docs/faq.md", "docs/install.md", "docs/index.md", "docs/own-data.md")

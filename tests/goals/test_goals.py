@@ -131,14 +131,14 @@ class _Broken:
 
 @pytest.mark.parametrize("made", [[_Broken()], [None], ["client/0"]])
 def test_what_is_no_guess_is_not_sent(made: list[Any]) -> None:
-    with pytest.raises(TypeError, match="a guess of no goal"):
+    with pytest.raises(TypeError, match="no goal"):
         packed_guesses(made, Tensors())
 
 
 def test_an_attack_that_sends_another_type_learns_which_field(another_goal: Goal) -> None:
     wrong: Any = _Count(target="client/0", records=7)
     object.__setattr__(wrong, "records", 7.5)
-    with pytest.raises(TypeError, match=r"guesses.0.records: a float is no int"):
+    with pytest.raises(TypeError, match=r"guesses\.0\.records: .*float .* int"):
         packed_guesses([wrong], Tensors())
 
 

@@ -174,7 +174,7 @@ def test_noise_on_each_answer_is_charged_as_often_as_may_be_asked(tmp_path: Path
     assert {c.kind for c in costs[1].contributions} == {"soft_labels", "oracle_answer"}
     (answers,) = [c for c in costs[2].contributions if c.kind == "oracle_answer"]
     assert answers.charges == 400
-    assert any("at most 400 samples" in line for line in costs[2].assumptions)
+    assert any("400 samples" in line for line in costs[2].assumptions)
     assert not any("samples (`queries`)" in line for line in costs[0].assumptions)
 
 
@@ -245,7 +245,7 @@ def test_a_budget_counts_what_the_adversary_may_ask(tmp_path: Path) -> None:
     for name, asked in {"silent": {"oracles": False}, "asking": {"queries": 100}}.items():
         run = fdaudit.run(budgeted(defenses=[quiet], **asked), tmp_path / name)
         assert run.ledger("server").epsilon <= 30.0
-    with pytest.raises(SpecError, match="is passed by the answers that server may ask for"):
+    with pytest.raises(SpecError, match=r"^privacy\.budget\.epsilon: .* answers"):
         fdaudit.run(budgeted(defenses=[quiet], queries=1_000_000), tmp_path / "too many")
 
 
@@ -255,7 +255,7 @@ def test_a_budget_is_refused_where_answers_have_no_guarantee(tmp_path: Path) -> 
         withhold=["model_parameters"],
         privacy={"budget": {"epsilon": 3.0, "adversary": "world"}},
     )
-    with pytest.raises(SpecError, match="may ask the model of client/0"):
+    with pytest.raises(SpecError, match="model of client/0"):
         fdaudit.run(withheld, tmp_path / "withheld")
     kept = fdaudit.run({**withheld, "defenses": [PRIVATE]}, tmp_path / "kept")
     assert kept.ledger("world").epsilon <= 3.0

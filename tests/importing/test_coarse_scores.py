@@ -174,7 +174,7 @@ def test_too_few_records_or_too_many_images_are_refused_without_a_charge(
     made: Two, asker: Asker, tmp_path: Path
 ) -> None:
     message = made.uploads(VICTIM)[0]
-    with pytest.raises(UsageError, match="has 9 images, more than the 8 records"):
+    with pytest.raises(UsageError, match=r"9 images.* 8 records"):
         asker.about_images(grey(9), [message])
     truth = Path(shutil.copytree(made.truth, tmp_path / "few"))
     uses = [json.loads(line) for line in (truth / "uses.jsonl").read_bytes().splitlines()]
@@ -182,7 +182,7 @@ def test_too_few_records_or_too_many_images_are_refused_without_a_charge(
     (truth / "uses.jsonl").write_text("".join(json.dumps(u) + "\n" for u in kept))
     few = Asker(made, tmp_path / "asks-few", [truth])
     for messages in ([message], made.uploads(VICTIM)):  # others' records do not hide those of one message
-        with pytest.raises(UsageError, match="fewer than 5 records stand behind"):
+        with pytest.raises(UsageError, match="than 5 records"):
             few.about_images(grey(4), messages)
     assert not (truth / LEDGER).exists()
     assert not (made.truth / LEDGER).exists()
@@ -220,8 +220,8 @@ def test_nothing_is_scored_after_candidates_were_handed_out_at_the_site(
     )
     asker.about_shares([0.1] * 10)
     fdaudit.export_view(whole, "server", tmp_path / "handout", challenges=True)
-    with pytest.raises(UsageError, match="candidates for membership handed out"):
+    with pytest.raises(UsageError, match="handed out"):
         asker.about_shares([0.1] * 10)
-    with pytest.raises(UsageError, match="candidates for membership handed out"):
+    with pytest.raises(UsageError, match="handed out"):
         asker.about_images(grey(8), made.uploads(VICTIM)[:1])
     asker.about_shares([0.1] * 10, target="client/1")  # nobody got these

@@ -166,7 +166,7 @@ def test_an_honest_record_is_imported_whatever_its_loss(how: str, tmp_path: Path
 
 def test_a_stated_loss_that_is_false_is_refused(tmp_path: Path) -> None:
     folder = recorded(tmp_path, loss=lambda z, y: F.cross_entropy(z, y, reduction="sum"))
-    with pytest.raises(IntegrityError, match=r"learning rate of 0\.4"):
+    with pytest.raises(IntegrityError, match=r"rate of 0\.4"):
         imported(folder, {"loss": {"name": "cross-entropy"}})
     assert not (folder / "run").exists()
 
@@ -233,7 +233,7 @@ def test_numbers_in_place_of_names_are_positions_in_the_network(tmp_path: Path) 
         imported(folder)
     offered = new_card(folder / "record", folder / "card.yaml").read_text()
     assert "# names: by-position" in offered
-    assert "positions in the network's `state_dict()` or `parameters()`" in offered
+    assert "`state_dict()` or `parameters()`" in offered
     run = imported(folder, names="by-position")
     assert "not follow" not in notes(run)
     assert_attacked(run)
@@ -266,7 +266,7 @@ def test_names_that_do_not_fit_are_refused(names: Any, said: str, tmp_path: Path
 
 def test_names_need_one_network(tmp_path: Path) -> None:
     folder = recorded(tmp_path)
-    with pytest.raises(SpecError, match="is given without model"):
+    with pytest.raises(SpecError, match=r"names: 'by-position' .*without model"):
         imported(folder, names="by-position", model=None)
 
 
@@ -292,7 +292,7 @@ def test_messages_that_are_not_finite_are_named_and_left_out(value: float, only:
         assert f"Message {number} of " in said
     assert "2 of " in said
     (_, listed) = check(folder / "record", card=run.directory / "card.yaml", truth=[folder / "truth"])
-    assert any("Message 4 of client/0, model_update, is not finite" in note for note in listed)
+    assert any("Message 4 of" in note and "not finite" in note for note in listed)
     assert_attacked(run)
 
 
@@ -347,8 +347,8 @@ def figures_of(run: fdaudit.Run, attack: str) -> dict[str, Any]:
 def test_an_unsaid_normalisation_is_named_where_nothing_was_found(tmp_path: Path) -> None:
     folder = recorded(tmp_path, batch=1, inputs=lambda x: (x - 0.9) / 0.05)
     run = imported(folder, {"batch_size": 1})
-    assert "State `preprocess` in the card" in notes(run)
-    assert "give `preprocess`, or {}" in figures_of(run, "analytic")["psnr_gain"].note
+    assert "`preprocess`" in notes(run)
+    assert "`preprocess`" in figures_of(run, "analytic")["psnr_gain"].note
     (folder / "run").rename(folder / "first")
     run = imported(folder, {"batch_size": 1}, preprocess={})
     assert "preprocess" not in notes(run) + figures_of(run, "analytic")["psnr_gain"].note
@@ -359,7 +359,7 @@ def test_records_outside_their_range_are_refused_with_a_remedy(
     preprocess: dict[str, Any] | None, tmp_path: Path
 ) -> None:
     folder = recorded(tmp_path, stored=lambda x: (x - 0.5) / 0.2)
-    with pytest.raises(DataError, match=r"values in \[-2\.5, 2\.5\].*Undo `Normalize` by x \* std \+ mean"):
+    with pytest.raises(DataError, match=r"\[-2\.5, 2\.5\].*`Normalize`"):
         imported(folder, preprocess=preprocess)
     assert not (folder / "run").exists()
 
@@ -413,7 +413,7 @@ def test_frozen_parts_are_a_note_if_unsaid_and_checked_if_stated(how: str, tmp_p
 @pytest.mark.parametrize("how", FROZEN)
 def test_a_frozen_part_that_moves_is_a_contradiction(how: str, tmp_path: Path) -> None:
     folder = recorded(tmp_path)
-    with pytest.raises(IntegrityError, match=r"message 1 of client/0 moves .*frozen"):
+    with pytest.raises(IntegrityError, match=r"message 1 .*frozen"):
         imported(folder, {"frozen": list(FROZEN[how])})
     assert not (folder / "run").exists()
 

@@ -225,9 +225,7 @@ def test_no_epsilon_is_stated_for_a_world_that_the_record_does_not_name(here: Pa
         recorder.send("client/0", "server", "acme/statistics", {"v": np.ones(3)})
     run = imported(truth=False, audit={"adversaries": ["server"]}, **OWN)
     assert {entry["adversary"] for entry in run.result.plain()["ledger"]} == {"server"}
-    assert any(
-        "Every message is on record" in line for line in run.result.plain()["ledger"][0]["assumptions"]
-    )
+    assert any("is on record" in line for line in run.result.plain()["ledger"][0]["assumptions"])
 
 
 def test_an_encrypted_transport_lowers_no_epsilon_unless_someone_answers_for_it(
@@ -347,7 +345,7 @@ def test_labels_without_images_take_the_memory_of_labels(here: Path, imported: I
 def test_what_was_not_brought_is_absent_and_cannot_be_used(imported: Import) -> None:
     case = imported(truth=False, model=None).case
     assert case.networks is None
-    assert "name it under `model`" in case.missing("architecture")
+    assert "under `model`" in case.missing("architecture")
     assert case.missing("architecture", "images").count(";") == 1
     with pytest.raises(RunError, match="names no network"):
         case.trainer()
@@ -394,7 +392,8 @@ def test_a_card_in_a_record_is_no_link(here: Path, source: Path) -> None:
         here, IntegrityError, lambda: fdaudit.import_record(here / "record", here / "imported")
     )
     ((finding,), _) = check(here / "record")
-    assert "card.yaml is a link" in finding
+    assert "card.yaml" in finding
+    assert "a link" in finding
 
 
 def test_a_learning_rate_that_the_updates_refute_is_found(here: Path, imported: Import) -> None:
@@ -402,7 +401,7 @@ def test_a_learning_rate_that_the_updates_refute_is_found(here: Path, imported: 
     training = {**OWN["training"], "lr": 0.05, "loss": {"name": "cross-entropy"}}  # type: ignore[dict-item]
     wrong = {**OWN, "training": training}
     said = refused(here, IntegrityError, lambda: imported(**wrong))
-    assert "learning rate of 0.1" in said
+    assert "rate of 0.1" in said
     assert "states 0.05" in said
 
 
@@ -427,7 +426,7 @@ def test_records_that_the_updates_do_not_follow_from_are_noted(
     for client in value["clients"].values():
         del client["members"], client["non_members"]
     write_lists(here, {**value, "design": None})
-    assert noted(imported(**OWN), "an update of one step, does not follow from its records")
+    assert noted(imported(**OWN), "does not follow")
 
 
 def test_a_model_that_knows_none_of_the_records_is_noted(here: Path, imported: Import) -> None:
@@ -444,8 +443,8 @@ def test_a_model_that_knows_none_of_the_records_is_noted(here: Path, imported: I
             model = {"head.0.weight": weight, "head.0.bias": np.zeros(10, np.float32)}
             recorder.send("server", "world", "model_parameters", model)
         run = imported(model={"name": "mlp", "params": {"widths": []}}, **OWN)
-        assert noted(run, "always naming one class") == named
-        assert noted(run, "No attack reads acme/x")
+        assert noted(run, "naming one class") == named
+        assert noted(run, "reads acme/x")
         shutil.rmtree(here / "imported")
 
 
@@ -489,7 +488,7 @@ def test_counters_of_batches_are_left_aside(here: Path, source: Path, imported: 
 
 def test_fewer_rounds_than_planned_are_noted(imported: Import) -> None:
     card = {**OWN, "training": {**OWN["training"], "rounds": 9}}  # type: ignore[dict-item]
-    assert noted(imported(**card), "plans 9 rounds, and 2 are on record")
+    assert noted(imported(**card), "plans 9 rounds")
 
 
 def test_coins_are_asserted_to_come_first(here: Path, imported: Import) -> None:
@@ -519,7 +518,8 @@ def test_tensors_of_another_kind_are_refused(
         recorder.round(0)
         recorder.send("client/0", "server", kind, {name: np.ones(size) for name, size in tensors.items()})
     said = refused(here, SpecError, lambda: imported(truth=False, **OWN))
-    assert said.startswith(f"record.kind: {kind!r} does not fit message 0")
+    assert said.startswith(f"record.kind: {kind!r} ")
+    assert "message 0" in said
 
 
 @pytest.mark.parametrize("stated", [True, False])
@@ -532,7 +532,7 @@ def test_a_fixed_size_that_the_record_refutes_is_refused(here: Path, imported: I
     card = {"messages": [{"kind": kind, "sender": "client", "fixed_size": stated}], "model": None, **OWN}
     said = refused(here, SpecError, lambda: imported(truth=False, transport="encrypted", **card))
     assert said.startswith("card.messages:")
-    assert "not of fixed size" in said
+    assert "fixed size" in said
 
 
 def test_a_field_of_a_record_lowers_no_epsilon(imported: Import) -> None:
@@ -617,7 +617,7 @@ def test_a_record_that_was_left_out_and_used_is_found(here: Path, imported: Impo
     unused = own["records"].index(own["non_members"][0])
     uses = (here / "truth" / "uses.jsonl").read_bytes().splitlines()
     use(seq=json.loads(uses[0])["seq"], records=[unused])(here)
-    assert "its coins left out" in refused(here, IntegrityError, imported)
+    assert "left out" in refused(here, IntegrityError, imported)
 
 
 def test_other_coins_than_the_card_committed_to_are_found(here: Path, imported: Import) -> None:
@@ -669,7 +669,7 @@ def test_a_missing_answer_is_noted(here: Path, imported: Import) -> None:
             for client in CLIENTS:
                 if (t, client) != (1, "client/1"):
                     recorder.send(client, "server", "acme/answer", {"v": np.ones(2)})
-    assert noted(imported(truth=False, **OWN), "client/1 sends no acme/answer in round 1")
+    assert noted(imported(truth=False, **OWN), "no acme/answer in round 1,")
 
 
 def test_a_client_that_was_not_asked_owes_no_answer(here: Path, imported: Import) -> None:
@@ -682,7 +682,7 @@ def test_a_client_that_was_not_asked_owes_no_answer(here: Path, imported: Import
                     recorder.send(client, "server", "acme/answer", {"v": np.ones(2)})
     notes = imported(truth=False, **OWN).result.plain()["run"]["recording"]["notes"]
     (note,) = (note for note in notes if "client/1 sends no acme/answer" in note)
-    assert "in round 2, in which" in note
+    assert "in round 2," in note
 
 
 def test_a_changed_card_in_the_run_is_found(imported: Import) -> None:
@@ -702,11 +702,10 @@ def test_the_commands_read_an_imported_run(imported: Import, source: Path, shell
     run = imported(claims=[{"epsilon": 1.0, "source": "their page"}]).directory
     assert "intact" in shell.told("verify", run)[0]
     assert "∞" in shell.told("ledger", run)[0]
-    assert "Area under the ROC curve 0." in shell.told("attack", run, "gap")[0]
+    assert "ROC curve 0." in shell.told("attack", run, "gap")[0]
     shell.told("report", run)
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
-    assert "fdaudit did not run this system" in page
-    for said in ("Asserted by the recorder, not checked", "their page", "What more would buy"):
+    for said in ("did not run", "Asserted by the recorder", "their page", "What more would buy"):
         assert said in page
     shell.told("report", run, "--public")
     shell.told("compare", run, source / "run", "--out", "both")
@@ -727,8 +726,8 @@ def test_a_card_is_written_from_a_record(here: Path, shell: Shell) -> None:
     filled = filled.replace("input_shape: FILL IN", "input_shape: [1, 8, 8]").replace("FILL IN", "acme-avg")
     (here / "record" / "card.yaml").write_text(filled, encoding="utf-8")
     out, _ = shell.told("import", here / "record", "--check", "--truth", here / "truth")
-    assert "nothing contradicts the record" in out
-    assert "name it under `model`" in out
+    assert "nothing contradicts" in out
+    assert "under `model`" in out
     shell.told("import", here / "record", "--truth", here / "truth", "--out", "RUN")
     assert "exists already" in shell.refused("card", "new", here / "record")
 
@@ -756,12 +755,10 @@ def test_a_site_map_undoes_another_numbering_of_the_clients(
     labels = Run(source / "run").case.records("client/0")[1].tolist()
     for case in (run.case, again.case):
         assert case.records("client/0")[1].tolist() == labels
-    assert not noted(run, "does not follow from its records")
+    assert not noted(run, "does not follow")
 
 
 def test_without_a_site_map_exchanged_sites_are_noted(here: Path, imported: Import) -> None:
     exchange_sites(here)
     notes = imported().result.plain()["run"]["recording"]["notes"]
-    assert any(
-        "does not follow from its records" in note and "which site is which client" in note for note in notes
-    )
+    assert any("does not follow" in note and "which site" in note for note in notes)

@@ -216,7 +216,7 @@ def test_no_edit_is_taken_under_the_old_signature(sent: Sent, tmp_path: Path) ->
         payload = canonical(value if edited is None else edited)
         envelope["payload"] = base64.b64encode(payload).decode()
         (tmp_path / "forged.json").write_bytes(canonical(envelope) + b"\n")
-        with pytest.raises(IntegrityError, match="not signed by this key"):
+        with pytest.raises(IntegrityError, match="not signed"):
             take_scores(Run(sent.run), tmp_path / "forged.json", sent.guesses, sent.public)
     assert tree(sent.run) == before
 
@@ -277,7 +277,7 @@ def test_a_name_is_for_one_scorer(sent: Sent, made: Two, tmp_path: Path) -> None
     other = Run(Path(shutil.copytree(whole.directory, tmp_path / "other")))
     path = written(tmp_path, sent, sent.statement, signed=True)
     first = take_scores(whole, path, sent.guesses, sent.public)
-    with pytest.raises(UsageError, match="scored at a site"):
+    with pytest.raises(UsageError, match="at a site"):
         red_team.score(whole, sent.guesses)
     again = take_scores(whole, path, sent.guesses, sent.public)
     assert (first.params["submission"], again.params["submission"]) == (1, 2)

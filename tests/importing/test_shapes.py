@@ -39,5 +39,5 @@ def test_records_of_any_shape_are_attacked_and_scored(shape: tuple[int, int, int
 
 
 def test_more_channels_are_refused_as_the_limits_say(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="5 channels in its last axis, more than 4"):
+    with pytest.raises(DataError, match=r"5 channels .*than 4"):
         RecordedFederation(kind="gradient", records=4, pairs=0, shape=(5, 4, 4)).run(tmp_path)

@@ -120,10 +120,8 @@ def test_rows_of_a_recorded_loop_are_recovered_and_shown(tmp_path: Path) -> None
         ("colour", COLOURS[int(colour)], COLOURS[int(colour)]),
     ]
     of_images = fdaudit.attack("inverting-gradients", run)
-    assert (of_images.status, of_images.reason) == (
-        "not-applicable",
-        "the attack works on images, not on rows of a table",
-    )
+    assert of_images.status == "not-applicable"
+    assert "rows of a table" in of_images.reason
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_a_site_with_records_that_are_not_finite_is_named(recorded: Path) -> Non
     x = fed(images(1))
     x[2, 0, 0, 0] = float("nan")
     write_records(recorded / "truth", "1", x, labels())
-    with pytest.raises(DataError, match=r"client-1\.npz: 'x' holds NaN"):
+    with pytest.raises(DataError, match=r"client-1\.npz: 'x' .*NaN"):
         imported(recorded)
 
 
@@ -141,7 +141,7 @@ def test_records_that_no_site_holds_are_shared(recorded: Path) -> None:
     with Recorder(recorded / "other", ["server"], truth=recorded / "shared") as record:
         for name, seed in (("auxiliary", 5), ("public", 6), ("test", 7)):
             record.hold(name, fed(images(seed)), labels())
-        with pytest.raises(RecordError, match="no rows to hold out"):
+        with pytest.raises(RecordError, match=r"^held_out: 'test' "):
             record.hold("test", fed(images(7)), labels(), held_out=[0])
     for path in (recorded / "shared").glob("*.npz"):
         path.rename(recorded / "truth" / path.name)
@@ -153,7 +153,7 @@ def test_records_that_no_site_holds_are_shared(recorded: Path) -> None:
 
 def test_a_site_that_took_no_part_is_left_out_and_named(recorded: Path) -> None:
     write_records(recorded / "truth", "7", fed(images(7)), labels())
-    assert "client-7.npz is of no client of the record, and left out." in check_notes(recorded)
+    assert any("client-7.npz" in note for note in check_notes(recorded))
     assert imported(recorded).case.dataset.x.shape[0] == 12
 
 
@@ -248,14 +248,14 @@ def test_a_wrong_truth_is_refused_in_one_line(
 
 def test_the_same_site_twice_is_refused(recorded: Path) -> None:
     write_records(recorded / "other", "0", fed(images(0)), labels())
-    with pytest.raises(UsageError, match=r"client-0\.npz, which .*truth holds as well"):
+    with pytest.raises(UsageError, match=r"client-0\.npz, .*truth .*as well"):
         imported(recorded, recorded / "other")
 
 
 def test_all_sites_together_are_bounded(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file has 1,746 bytes, unpacked, and 960 of them are images."""
     monkeypatch.setenv("FDAUDIT_MOST_DATA_BYTES", "1800")
-    with pytest.raises(UsageError, match="and the files of other sites have"):
+    with pytest.raises(UsageError, match="of other sites"):
         imported(recorded)
 
 
@@ -263,7 +263,7 @@ def test_all_sites_together_are_bounded(recorded: Path, monkeypatch: pytest.Monk
 def test_inputs_that_the_card_does_not_explain_are_refused(
     recorded: Path, stated: dict[str, float] | None
 ) -> None:
-    with pytest.raises(UsageError, match=r"was in \[.*images are in \[0, 1\]. State under `preprocess`"):
+    with pytest.raises(UsageError, match=r"in \[0, 1\]\. .*`preprocess`"):
         imported(recorded, preprocess=stated)
 
 
@@ -339,7 +339,7 @@ def test_one_party_noted_by_two_sites_is_refused(recorded: Path) -> None:
     )
     replies = recorded / "truth" / "replies.jsonl"
     replies.write_text(replies.read_text().replace("client/1", "client/0"))
-    with pytest.raises(UsageError, match="which sites '0' and '1' noted"):
+    with pytest.raises(UsageError, match="'0' and '1'"):
         imported(recorded, *sites)
 
 
@@ -380,7 +380,7 @@ def test_a_party_joins_the_record_when_it_is_added(tmp_path: Path) -> None:
             record.send("server", "client/0", "silence", {})
         record.add_parties(["client/0", "world", "server"])
         record.send("server", "client/0", "silence", {})
-        with pytest.raises(RecordError, match="is no name of a party"):
+        with pytest.raises(RecordError, match=r"^parties: 'hospital' "):
             record.add_parties(["hospital"])
     said = json.loads((tmp_path / "record" / "record.json").read_bytes())
     assert said["parties"] == ["server", "client/0", "world"]

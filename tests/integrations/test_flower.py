@@ -649,7 +649,7 @@ def test_what_is_no_list_of_records_fails_the_reply(
         replies.extend(grid.send_and_receive([Message(RecordDict({"arrays": model()}), 5, "train")]))
 
     recorded(record, LocalGrid({5: site_app(sites["north"], ids)}), run)
-    assert "no number of a record" in str(replies[0].error.reason)
+    assert "ids: " in str(replies[0].error.reason)
 
 
 def test_records_that_no_client_holds_are_written_to_the_truth(record: Path) -> None:

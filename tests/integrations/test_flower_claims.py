@@ -168,7 +168,8 @@ def test_a_claim_is_the_accountants_where_there_is_one() -> None:
     strategy = DifferentialPrivacyServerSideFixedClipping(plain(), 2.0, 1.0, 2, accountant=_Accountant())
     claim = fixed_clipping_claim(strategy, rounds=3)
     assert (claim["epsilon"], claim["delta"]) == (1.75, 1e-5)
-    assert claim["source"] == "Flower's accountant (rdp) after 3 releases"
+    assert "(rdp)" in claim["source"]
+    assert "3 releases" in claim["source"]
     assert epsilon_claimed(as_read(claim)) == 1.75
 
 

@@ -148,7 +148,8 @@ def test_it_is_run_from_the_command_line_too(run, installed, tmp_path):
 def test_what_it_asks_is_counted_from_the_bytes(run):
     cell = cell_of(run, "overdraw")
     assert cell.status == "failed"
-    assert cell.reason == "BudgetExceededError: oracle: more was asked than the budget of 60."
+    assert cell.reason.startswith("BudgetExceededError: ")
+    assert "budget of 60" in cell.reason
 
 
 @pytest.mark.thorough
@@ -173,16 +174,17 @@ def test_what_is_no_frame_fails_its_cell_and_runs_nothing(run):
 @pytest.mark.usefixtures("forked")
 def test_a_link_in_place_of_its_output_shows_nothing_of_the_auditors(run, tmp_path, capfd):
     private = tmp_path / "private"
-    private.write_text("nothing for a log")
+    private.write_text("PRIVATE")
     cell = cell_of(run, "linked", place=str(private))
     assert cell.status in ("run", "inconclusive"), cell.reason
-    assert "nothing for a log" not in capfd.readouterr().err
+    assert "PRIVATE" not in capfd.readouterr().err
 
 
 @pytest.mark.thorough
 def test_its_death_fails_its_cell_alone_and_leaves_nothing_behind(run):
     cell = cell_of(run, "death")
-    assert (cell.status, cell.reason) == ("failed", "the process that ran it ended before it was done")
+    assert cell.status == "failed"
+    assert "ended before" in cell.reason
     assert not [folder for root in scratch._held for folder in root.glob("attack-*")]
 
 

@@ -206,7 +206,8 @@ def test_the_next_cell_runs(run: fdaudit.Run) -> None:
 def test_questions_without_samples_cost_their_budget(run: fdaudit.Run) -> None:
     cell = cell_of(run, "empty")
     assert cell.status == "failed"
-    assert cell.reason.startswith("BudgetExceededError: oracle: more was asked than the budget of 60")
+    assert cell.reason.startswith("BudgetExceededError: ")
+    assert "budget of 60" in cell.reason
 
 
 @pytest.mark.thorough

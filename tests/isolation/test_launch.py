@@ -108,7 +108,7 @@ def test_who_has_threads_or_other_variables_does_not_fork() -> None:
             text=True,
             check=True,
         )
-        assert "has loaded libraries only" in told.stdout
+        assert "libraries only" in told.stdout
     assert set(launch.THREADS) >= {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
 
 

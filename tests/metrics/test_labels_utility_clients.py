@@ -201,20 +201,22 @@ def test_a_model_is_near_chance_if_its_interval_reaches_a_constant_answer(right:
 
 def test_the_warning_names_model_level_and_cause_of_reference_lines_too() -> None:
     (said,) = near_chance([row("server", 40)], [at(0, 0.3), at(9, 0.4)], "fedkd", CHANCE)
-    assert said.startswith("The model of server ends near chance: server has 40.0% on test records")
-    assert "the most frequent class reaches 50.0%" in said
+    assert "server has 40.0%" in said
+    assert "reaches 50.0%" in said
     assert "smaller learning rate" in said
     (said,) = near_chance([row("server", 10)], [at(3, 0.8), at(9, 0.1)], "fedkd", CHANCE)
-    assert "It had 80.0% after round 3: training diverged" in said
+    assert "80.0%" in said
+    assert "round 3" in said
     rows = [row("server", 90), row("client/0", 10, "centralized")]
     (said,) = near_chance(rows, [at(3, 0.8)], "centralized", CHANCE)
-    assert said.startswith("The model of client/0 ends near chance: client/0 has 10.0% on test records")
+    assert "client/0 has 10.0%" in said
 
 
 def test_without_a_server_s_model_every_client_of_the_protocol_counts() -> None:
     rows = [row("client/0", 90), row("client/1", 20), row("client/2", 30)]
     (said,) = near_chance(rows, [], "fedkd", CHANCE)
-    assert said.startswith("2 of 3 models end near chance: client/1 has 20.0%")
+    assert "2 of 3 models" in said
+    assert "client/1 has 20.0%" in said
     assert not near_chance([row("server", 90), *rows], [], "fedkd", CHANCE)
     assert not near_chance([row("server", 90), row("client/0", 1, "standalone")], [], "fedkd", CHANCE)
 
@@ -249,7 +251,7 @@ def test_the_stronger_baseline_counts_and_nothing_known_is_seldom_better() -> No
     model = np.where(np.arange(100) < 90, 0, 1)
     found = score_extraction(model, model, np.full(100, 5), model)
     assert found["agreement_baseline"].value == 0.9
-    assert found["agreement_baseline"].note == "of the most frequent class"
+    assert "frequent class" in found["agreement_baseline"].note
     rng = np.random.default_rng(0)
     below = 0
     for _ in range(400):

@@ -78,7 +78,7 @@ def test_the_figure_states_its_interval_and_how_many_classes_it_is_the_mean_of()
     wider = mean_auc_figure(scores, truth, confidence=0.99)
     assert wider.low < figure.low < figure.high < wider.high
     truth[:, 2] = 1
-    assert mean_auc_figure(scores, truth).note == "mean over 4 of 5 classes"
+    assert "4 of 5" in mean_auc_figure(scores, truth).note
 
 
 @settings(max_examples=30, deadline=None)

@@ -73,12 +73,13 @@ def test_without_a_guess_or_other_rows_nothing_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "absent"), [((COLOUR, COLOUR), "numbers_error"), ((AGE, AGE), "categories_right")]
+    ("columns", "absent", "missing"),
+    [((COLOUR, COLOUR), "numbers_error", "numbers"), ((AGE, AGE), "categories_right", "categories")],
 )
-def test_a_figure_of_absent_columns_is_unavailable_with_its_reason(columns, absent):
+def test_a_figure_of_absent_columns_is_unavailable_with_its_reason(columns, absent, missing):
     figures = scored(recovered(rows_of((1, 1)), rows_of((1, 1))), columns=columns)
     assert figures[absent].value is None
-    assert "the table has no column" in figures[absent].unavailable
+    assert f"column of {missing}" in figures[absent].unavailable
     assert figures["cells_right"].value == 1
 
 

@@ -237,8 +237,7 @@ def test_a_path_that_leaves_the_folder_of_datasets_is_refused(tmp_path, monkeypa
     write_bert(tmp_path / "data" / "linked")
     (tmp_path / "data" / "linked" / "config.json").unlink()
     (tmp_path / "data" / "linked" / "config.json").symlink_to(tmp_path / "outside" / "config.json")
-    with pytest.raises(SpecError, match="leaves the data folder"):
-        arch("linked")
+    refused(lambda: arch("linked"), "model.params.path", "linked", said="leaves")
 
 
 def test_the_digest_covers_every_file_and_is_checked(tmp_path):
@@ -317,21 +316,20 @@ def test_oversized_files_are_refused_before_they_are_read(folder, monkeypatch):
 
 
 def test_texts_longer_than_its_positions_are_refused(folder):
-    with pytest.raises(SpecError, match="at most 18 word pieces, not 19"):
+    with pytest.raises(SpecError, match=r"18 .* 19"):
         arch(folder, length=19)
 
 
 def test_texts_in_other_words_are_refused(folder):
     words = read_pieces(folder / "vocab.txt", "here").words
-    with pytest.raises(SpecError, match="for other words than the dataset's"):
-        arch(folder, words=WORDS + 1)
-    with pytest.raises(SpecError, match=r"Set `dataset\.wordpieces` to the same folder"):
-        arch(folder, words=(*words[:-2], words[-1], words[-2]))
+    for other in (WORDS + 1, (*words[:-2], words[-1], words[-2])):
+        with pytest.raises(SpecError, match=r"other words .*`dataset\.wordpieces`"):
+            arch(folder, words=other)
     assert arch(folder, words=words) == arch(folder)
 
 
 def test_it_is_refused_for_images_and_without_a_path(folder):
-    with pytest.raises(SpecError, match="is a network for texts"):
-        architecture(ModelSpec(name="pretrained", params={"path": str(folder)}), (1, 8, 8), 3)
+    spec = ModelSpec(name="pretrained", params={"path": str(folder)})
+    refused(lambda: architecture(spec, (1, 8, 8), 3), "model.name", "pretrained")
     with pytest.raises(SpecError, match=r"model\.params\.path"):
         architecture(ModelSpec(name="pretrained"), (LENGTH,), 3, TEXT, WORDS)

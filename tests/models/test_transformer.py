@@ -134,7 +134,7 @@ def test_private_training_takes_it_and_refuses_a_network_that_mixes_texts() -> N
 def test_classes_of_the_users_own_are_told_the_vocabulary_and_images_refused() -> None:
     made = arch(f"import:{Bag.__module__}:Bag")
     assert made.build(child(0, "m"))(drawn(2)).shape == (2, CLASSES)
-    with pytest.raises(SpecError, match="is a network for texts"):
+    with pytest.raises(SpecError, match=r"^model\.name: 'transformer' .* texts"):
         architecture(ModelSpec(name="transformer"), (1, 8, 8), 3)
 
 

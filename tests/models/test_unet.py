@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call, grad, vmap
 
-from fdaudit.errors import SpecError
 from fdaudit.models import architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.tasks import SEGMENTATION, SINGLE_LABEL
 from fdaudit.training.private_step import unfit
+
+from ..helpers.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("trusting")  # networks named by `import:`
 
@@ -103,15 +104,8 @@ def test_records_and_models_side_by_side_do_not_mix() -> None:
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(SpecError, match="multiples of 8 for depth 3") as caught:
-        arch((1, 20, 20))
-    assert "image_size: 32" in caught.value.remedy
-    with pytest.raises(SpecError, match=r"not to logits \(3, 2, 16, 16\)") as caught:
-        arch(name="cnn-strided")
-    assert "'unet'" in caught.value.remedy
-    with pytest.raises(SpecError, match=r"not to logits \(3, 2\)") as caught:
-        arch(task=SINGLE_LABEL)
-    assert "for masks" in caught.value.remedy
-    with pytest.raises(SpecError) as caught:
-        arch(name="import:torch.nn:Flatten")
-    assert "(n, classes, h, w)" in caught.value.remedy
+    refused(lambda: arch((1, 20, 20)), "model.name", "unet", ["image_size: 32"], said="multiples of 8")
+    refused(lambda: arch(name="cnn-strided"), "model.name", "cnn-strided", ["'unet'"], said="(3, 2, 16, 16)")
+    refused(lambda: arch(task=SINGLE_LABEL), "model.name", "unet", ["for masks"], said="logits (3, 2)")
+    flat = "import:torch.nn:Flatten"
+    refused(lambda: arch(name=flat), "model.name", flat, ["(n, classes, h, w)"])

@@ -86,7 +86,7 @@ def test_a_command_that_takes_more_than_it_may_ends_with_one_line(monkeypatch: p
     monkeypatch.setenv(memory.VARIABLE, "0.5")
     done = subprocess.run([sys.executable, "-c", greedy], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("fdaudit: there is not enough memory.")
+    assert "not enough memory" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

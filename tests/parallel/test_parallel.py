@@ -93,7 +93,7 @@ def test_gradients_side_by_side_equal_those_of_autograd() -> None:
 def test_a_diverging_job_is_named_wherever_it_ran() -> None:
     jobs = _jobs(4)
     jobs[2].x[:] = float("nan")
-    with pytest.raises(TrainingDivergedError, match="client/2: the loss at local step 0"):
+    with pytest.raises(TrainingDivergedError, match=r"^client/2: .* step 0"):
         _trainer(2).fit(jobs, Fit(lr=0.1))
 
 

@@ -134,7 +134,7 @@ def renumber(value: dict[str, Any]) -> None:
     ids=["coins", "numbering", "client", "record", "salt", "commitment"],
 )
 def test_a_change_after_the_commitment_is_found(after: Change, tmp_path: Path) -> None:
-    with pytest.raises(IntegrityError, match="does not match its commitment"):
+    with pytest.raises(IntegrityError, match="its commitment"):
         read(write_key(tmp_path, after=after))
 
 
@@ -146,14 +146,14 @@ def test_records_that_exchange_their_rows_are_found(tmp_path: Path) -> None:
         changed = {**held, name: held[name].copy()}
         changed[name][[0, 2]] = changed[name][[2, 0]] if name == "x" else changed[name][[0, 2]] + 2
         np.savez(folder / "records.npz", **changed)
-        with pytest.raises(IntegrityError, match="does not match its commitment"):
+        with pytest.raises(IntegrityError, match="its commitment"):
             read(folder)
 
 
 def test_images_that_a_commitment_covers_cannot_be_left_out(tmp_path: Path) -> None:
     folder = write_key(tmp_path)
     np.savez(folder / "records.npz", y=arrays()["y"])
-    with pytest.raises(IntegrityError, match="does not match its commitment"):
+    with pytest.raises(IntegrityError, match="its commitment"):
         read(folder)
 
 

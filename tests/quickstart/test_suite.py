@@ -270,5 +270,6 @@ def test_a_failed_cell_of_any_run_ends_with_1_under_its_name(
     code, _, err = cli("quickstart", "--out", tmp_path / "audit")
     assert code == 1
     said = err.splitlines()[0]
-    assert said.startswith("fdaudit: other: cell server/loss-threshold failed: RuntimeError: no (")
+    assert said.startswith("fdaudit: other: ")
+    assert "server/loss-threshold failed: RuntimeError:" in said
     assert (tmp_path / "audit" / "index.html").is_file()

@@ -93,7 +93,8 @@ def test_a_kill_loses_the_open_round_and_no_other(killed: Path, tmp_path: Path, 
         (place / "transcript/payloads/00000011.safetensors").write_bytes(b"half")
     checked = check_record(place)
     assert checked.findings == ()
-    assert "2 closed rounds and 8 messages" in checked.notes[0]
+    assert "2 closed rounds" in checked.notes[0]
+    assert "8 messages" in checked.notes[0]
     assert len(checked.notes) == 1 + (cut != "all")
 
 
@@ -246,8 +247,7 @@ def test_an_input_that_the_sender_never_held_is_found(tmp_path: Path) -> None:
         private = recorder.send("client/0", "server", "gradient", {"w": np.zeros(3)}, inputs=["data"])
         recorder.send("client/1", "server", "gradient", {"w": np.zeros(3)}, inputs=["data", private.seq])
     (finding,) = check_record(tmp_path / "record").findings
-    assert "line 2" in finding
-    assert "neither sent nor received" in finding
+    assert f"line 2: client/1 names message {private.seq}" in finding
 
 
 # -- the command -----------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_verify_reads_records(
     assert asked(monkeypatch, str(whole)) == 0
     assert capsys.readouterr().out.startswith("intact: ")
     assert asked(monkeypatch, str(killed)) == 0
-    assert "2 closed rounds and 8 messages" in capsys.readouterr().out
+    assert "8 messages" in capsys.readouterr().out
     DAMAGE["a dropped message"](record)
     assert asked(monkeypatch, str(record)) == 3
     said = capsys.readouterr()

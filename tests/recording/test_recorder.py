@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 import re
@@ -373,54 +374,48 @@ def args(**changed: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown sender": (args(sender="client/2"), r"sender: 'client/2' is no party.*Name it in `parties`"),
-    "a sender that is no text": (args(sender=3), r"sender: 3 is no party"),
-    "an unknown receiver": (args(receivers=["server", "bank"]), r"receivers: 'bank' is no party"),
-    "receivers that are no list": (args(receivers=3), r"receivers: 'int' is no list"),
-    "an unknown kind": (args(kind="gradients"), r"kind: 'gradients' is not known.*vendor/name.*gradient"),
-    "a kind in capitals": (args(kind="Lab/x"), r"kind: 'Lab/x' is not known"),
-    "a kind with two slashes": (args(kind="a/b/c"), r"kind: 'a/b/c' is not known"),
-    "a kind with a newline": (args(kind="a/b\n"), r"kind: 'a/b\\n' is not known"),
-    "a kind that is no text": (args(kind=None), r"kind: None is not known"),
-    "a list of arrays": (args(tensors=[np.zeros(2)]), r"tensors: 'list' has no names.*mapping of names"),
-    "one array": (args(tensors=np.zeros(2)), r"tensors: 'ndarray' has no names"),
-    "a list as a tensor": (args(tensors={"x": [1.0]}), r"tensors: \"'x' of type list\" is no array.*asarray"),
-    "text as a tensor": (args(tensors={"x": "abc"}), r"tensors: .*type str.* is no array"),
-    "an array of text": (args(tensors={"x": np.array(["a"])}), r"holds str.*Convert it to one of uint64"),
+    "an unknown sender": (args(sender="client/2"), r"sender: 'client/2' .*`parties`"),
+    "a sender that is no text": (args(sender=3), r"sender: 3 "),
+    "an unknown receiver": (args(receivers=["server", "bank"]), r"receivers: 'bank' "),
+    "receivers that are no list": (args(receivers=3), r"receivers: 'int' "),
+    "an unknown kind": (args(kind="gradients"), r"kind: 'gradients' .*vendor/name.*gradient"),
+    "a kind in capitals": (args(kind="Lab/x"), r"kind: 'Lab/x' "),
+    "a kind with two slashes": (args(kind="a/b/c"), r"kind: 'a/b/c' "),
+    "a kind with a newline": (args(kind="a/b\n"), r"kind: 'a/b\\n' "),
+    "a kind that is no text": (args(kind=None), r"kind: None "),
+    "a list of arrays": (args(tensors=[np.zeros(2)]), r"tensors: 'list' .*mapping"),
+    "one array": (args(tensors=np.zeros(2)), r"tensors: 'ndarray' "),
+    "a list as a tensor": (args(tensors={"x": [1.0]}), r"tensors: \"'x' of type list\" .*asarray"),
+    "text as a tensor": (args(tensors={"x": "abc"}), r"tensors: .*type str.* no array"),
+    "an array of text": (args(tensors={"x": np.array(["a"])}), r"holds str.*uint64"),
     "an array of objects": (args(tensors={"x": np.array([None])}), r"tensors: .*holds object"),
-    "a complex array": (args(tensors={"x": np.zeros(2, dtype=complex)}), r"holds complex128\. Convert"),
-    "a complex tensor": (
-        args(tensors={"x": torch.zeros(2, dtype=torch.cfloat)}),
-        r"holds complex64\. Convert",
-    ),
-    "a number too large": (args(tensors={"x": 1 << 70}), r"tensors: .*type int.* holds object"),
-    "a sparse tensor": (args(tensors={"x": torch.eye(2).to_sparse()}), r"tensors: .*is no array.*dense"),
-    "a tensor without values": (
-        args(tensors={"x": torch.zeros(2, device="meta")}),
-        r"tensors: .*is no array",
-    ),
+    "a complex array": (args(tensors={"x": np.zeros(2, dtype=complex)}), r"holds complex128"),
+    "a complex tensor": (args(tensors={"x": torch.zeros(2, dtype=torch.cfloat)}), r"holds complex64"),
+    "a number too large": (args(tensors={"x": 1 << 70}), r"tensors: .*int.* holds object"),
+    "a sparse tensor": (args(tensors={"x": torch.eye(2).to_sparse()}), r"tensors: .*no array.*dense"),
+    "a tensor without values": (args(tensors={"x": torch.zeros(2, device="meta")}), r"tensors: .*no array"),
     "a float of eight bits": (
         args(tensors={"x": torch.zeros(2, dtype=torch.float8_e5m2)}),
-        r"tensors: .*is no array",
+        r"tensors: .*no array",
     ),
-    "a reserved name": (args(tensors={"x:codes": np.zeros(2)}), r"tensors: 'x:codes' is a name.*reserves"),
-    "another reserved name": (args(tensors={"a\n:grid": np.zeros(2)}), r"tensors: .* is no name of a tensor"),
-    "a third reserved name": (args(tensors={":layout": np.zeros(2)}), r"tensors: ':layout' is a name"),
-    "the name of the header": (args(tensors={"__metadata__": np.zeros(2)}), r"tensors: '__metadata__' is"),
-    "half a character": (args(tensors={"\ud83d": np.zeros(2)}), r"tensors: '\\ud83d' is no name"),
-    "a name that is no text": (args(tensors={0: np.zeros(2)}), r"tensors: 0 is no name of a tensor"),
-    "no name": (args(tensors={"": np.zeros(2)}), r"tensors: '' is no name of a tensor"),
-    "an input not yet sent": (args(inputs=["data", 1]), r"inputs: 1 is no earlier message.*seq"),
-    "an input below zero": (args(inputs=[-1]), r"inputs: -1 is no earlier message"),
-    "an input that is true": (args(inputs=[False]), r"inputs: False is no earlier message"),
-    "an unknown input": (args(inputs=["datas"]), r"inputs: 'datas' is no earlier message"),
-    "inputs as a word": (args(inputs="data"), r"inputs: 'data' is neither 'all' nor a list.*\['data', 3\]"),
-    "inputs as a number": (args(inputs=0), r"inputs: 'int' is no list"),
-    "records without numbers": (args(records=["a"]), r"records: 'a' is no number of a record"),
-    "records below zero": (args(records=[3, -2]), r"records: -2 is no number of a record"),
-    "records as fractions": (args(records=np.array([0.5])), r"records: 0.5 is no number of a record"),
-    "records beyond 64 bits": (args(records=[1 << 63]), r"records: 9223372036854775808 is no number"),
-    "records as a number": (args(records=7), r"records: 'int' is no list"),
+    "a reserved name": (args(tensors={"x:codes": np.zeros(2)}), r"tensors: 'x:codes' .*reserves"),
+    "another reserved name": (args(tensors={"a\n:grid": np.zeros(2)}), r"tensors: .* no name"),
+    "a third reserved name": (args(tensors={":layout": np.zeros(2)}), r"tensors: ':layout' .*reserves"),
+    "the name of the header": (args(tensors={"__metadata__": np.zeros(2)}), "'__metadata__' .*reserves"),
+    "half a character": (args(tensors={"\ud83d": np.zeros(2)}), r"tensors: '\\ud83d' .*no name"),
+    "a name that is no text": (args(tensors={0: np.zeros(2)}), r"tensors: 0 "),
+    "no name": (args(tensors={"": np.zeros(2)}), r"tensors: '' "),
+    "an input not yet sent": (args(inputs=["data", 1]), r"inputs: 1 .*seq"),
+    "an input below zero": (args(inputs=[-1]), r"inputs: -1 "),
+    "an input that is true": (args(inputs=[False]), r"inputs: False "),
+    "an unknown input": (args(inputs=["datas"]), r"inputs: 'datas' "),
+    "inputs as a word": (args(inputs="data"), r"inputs: 'data' .*\['data', 3\]"),
+    "inputs as a number": (args(inputs=0), r"inputs: 'int' "),
+    "records without numbers": (args(records=["a"]), r"records: 'a' "),
+    "records below zero": (args(records=[3, -2]), r"records: -2 "),
+    "records as fractions": (args(records=np.array([0.5])), r"records: 0.5 "),
+    "records beyond 64 bits": (args(records=[1 << 63]), r"records: 9223372036854775808 "),
+    "records as a number": (args(records=7), r"records: 'int' "),
 }
 
 
@@ -439,9 +434,9 @@ def test_a_refused_message_leaves_the_record_as_it_was(what: str, tmp_path: Path
 
 
 def test_an_error_names_field_value_and_remedy() -> None:
-    error = RecordError("kind", "x" * 300, "is not known", "Use another.")
-    assert (error.field, error.problem, error.remedy) == ("kind", "is not known", "Use another.")
-    assert str(error) == f"kind: '{'x' * 196}... is not known. Use another."
+    error = RecordError("kind", "x" * 300, "PROBLEM", "REMEDY")
+    assert (error.field, error.problem, error.remedy) == ("kind", "PROBLEM", "REMEDY")
+    assert str(error) == f"kind: '{'x' * 196}... PROBLEM. REMEDY"
     assert isinstance(error, ValueError)
 
 
@@ -454,11 +449,8 @@ def test_a_message_needs_an_open_round(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("t", [-1, 1.0, True, "1", None, 1_000_000])
 def test_what_is_no_round_is_refused(t: Any, tmp_path: Path) -> None:
-    with (
-        Recorder(tmp_path / "r", PARTIES) as record,
-        pytest.raises(RecordError, match=r"t: .* is no number of a round\. Count rounds from 0"),
-    ):
-        record.round(t)
+    with Recorder(tmp_path / "r", PARTIES) as record:
+        refused(lambda: record.round(t), "t", t, kind=RecordError)
 
 
 def test_rounds_never_go_back(tmp_path: Path) -> None:
@@ -473,14 +465,14 @@ def test_rounds_never_go_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parties", "said"),
     [
-        ([], "are none"),
-        (["server", "server"], "name one twice"),
-        (["Server"], "'Server' is no name of a party.*client/0"),
-        (["client/01"], "'client/01' is no name"),
-        (["client/10000"], "'client/10000' is no name"),
-        (["server\n"], "is no name"),
-        ([3], "3 is no name"),
-        (7, "'int' is no list"),
+        ([], r"^parties: \[\] "),
+        (["server", "server"], "twice"),
+        (["Server"], "'Server' .*client/0"),
+        (["client/01"], "'client/01' "),
+        (["client/10000"], "'client/10000' "),
+        (["server\n"], r"'server\\n' "),
+        ([3], "^parties: 3 "),
+        (7, "^parties: 'int' "),
     ],
 )
 def test_parties_need_names_that_fdaudit_knows(parties: Any, said: str, tmp_path: Path) -> None:
@@ -490,17 +482,16 @@ def test_parties_need_names_that_fdaudit_knows(parties: Any, said: str, tmp_path
 
 
 def test_directories_in_use_are_refused(tmp_path: Path) -> None:
-    with Recorder(tmp_path / "r", PARTIES, truth=tmp_path / "t"):
-        with pytest.raises(RecordError, match=r"directory: .* holds a record already"):
-            Recorder(tmp_path / "r", PARTIES)
-        with pytest.raises(RecordError, match=r"truth: .* holds a truth already"):
-            Recorder(tmp_path / "new", PARTIES, truth=tmp_path / "t")
-    assert not (tmp_path / "new").exists()
+    record, truth, new = (tmp_path / name for name in ("r", "t", "new"))
+    with Recorder(record, PARTIES, truth=truth):
+        refused(lambda: Recorder(record, PARTIES), "directory", str(record), kind=RecordError)
+        refused(lambda: Recorder(new, PARTIES, truth=truth), "truth", str(truth), kind=RecordError)
+    assert not new.exists()
 
 
 @pytest.mark.parametrize(("record", "truth"), [("r", "r"), ("r", "r/t"), ("t/r", "t"), ("r", "x/../r/t")])
 def test_record_and_truth_lie_apart(record: str, truth: str, tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"truth: .* lie within each other.*given to the auditor"):
+    with pytest.raises(RecordError, match=r"^truth: .* outside the record"):
         Recorder(tmp_path / record, PARTIES, truth=tmp_path / truth)
     assert list(tmp_path.iterdir()) == []
 
@@ -508,9 +499,8 @@ def test_record_and_truth_lie_apart(record: str, truth: str, tmp_path: Path) -> 
 def test_truth_needs_its_directory(tmp_path: Path) -> None:
     with Recorder(tmp_path / "r", PARTIES) as record:
         record.round(0)
-        with pytest.raises(RecordError, match=r"truth: None leaves no place for records.*truth='TRUTH'"):
-            record.send(**args(records=[1]))
-        refused(lambda: record.sites({}), "truth", said="None leaves no place for sites", kind=RecordError)
+        refused(lambda: record.send(**args(records=[1])), "truth", None, ["records"], kind=RecordError)
+        refused(lambda: record.sites({}), "truth", None, ["sites"], kind=RecordError)
 
 
 @pytest.mark.parametrize("sites", [{"client/7": "a"}, {"client/0": None}, {"client/0": ["a"]}, {0: "a"}])
@@ -528,12 +518,13 @@ def test_a_card_is_refused_that_cannot_be_read_or_kept(tmp_path: Path) -> None:
     (tmp_path / "s" / "card.yaml").write_text("schema: one\n")
     (tmp_path / "other.yaml").write_text("schema: two\n")
     (tmp_path / "large.yaml").write_text("#" * ((1 << 20) + 1))
-    with pytest.raises(RecordError, match=r"card: .*none.yaml' cannot be read \(No such file"):
-        Recorder(tmp_path / "r", PARTIES, card=tmp_path / "none.yaml")
-    with pytest.raises(RecordError, match=r"card: .* does not fit.*FDAUDIT_MOST_YAML_BYTES"):
-        Recorder(tmp_path / "r", PARTIES, card=tmp_path / "large.yaml")
-    with pytest.raises(RecordError, match=r"card: .*differs from .*Keep one"):
-        Recorder(tmp_path / "s", PARTIES, card=tmp_path / "other.yaml")
+    for place, name, said in (
+        ("r", "none.yaml", os.strerror(errno.ENOENT)),
+        ("r", "large.yaml", "FDAUDIT_MOST_YAML_BYTES"),
+        ("s", "other.yaml", str(tmp_path / "s" / "card.yaml")),
+    ):
+        with pytest.raises(RecordError, match=f"^card: '.*{name}' .*{said}"):
+            Recorder(tmp_path / place, PARTIES, card=tmp_path / name)
     assert not (tmp_path / "r").exists()
     assert [p.name for p in (tmp_path / "s").iterdir()] == ["card.yaml"]
 
@@ -542,19 +533,18 @@ def test_what_readers_would_refuse_is_not_written(tmp_path: Path, monkeypatch: p
     many = {f"{'n' * 100}{k}": 0.0 for k in range(2000)}
     with Recorder(tmp_path / "r", PARTIES) as record:
         record.round(0)
-        with pytest.raises(RecordError, match=r"a line of the log would have .*FDAUDIT_MOST_LINE_BYTES"):
+        with pytest.raises(RecordError, match=r"^message: 'gradient' .*FDAUDIT_MOST_LINE_BYTES"):
             record.send(**args(tensors=many))
         monkeypatch.setenv("FDAUDIT_MOST_TENSOR_BYTES", "1000")
-        with pytest.raises(RecordError, match=r"tensors: \['x'\] does not fit.*FDAUDIT_MOST_TENSOR_BYTES"):
+        with pytest.raises(RecordError, match=r"^tensors: \['x'\] .*FDAUDIT_MOST_TENSOR_BYTES"):
             record.send(**args(tensors={"x": np.zeros(1000, dtype=np.uint8)}))
         record.send(**args(tensors={"x": np.zeros(900, dtype=np.uint8)}))
         length = (tmp_path / "r/transcript" / LOG).stat().st_size
         monkeypatch.setenv("FDAUDIT_MOST_LOG_BYTES", str(length + 10))
-        with pytest.raises(RecordError, match=r"the log would have .*FDAUDIT_MOST_LOG_BYTES"):
+        with pytest.raises(RecordError, match=r"^message: 'gradient' .*FDAUDIT_MOST_LOG_BYTES"):
             record.send(**args())
         monkeypatch.setenv("FDAUDIT_MOST_LOG_BYTES", "many")
-        with pytest.raises(RecordError, match=r"FDAUDIT_MOST_LOG_BYTES: 'many' is no whole number"):
-            record.send(**args())
+        refused(lambda: record.send(**args()), "FDAUDIT_MOST_LOG_BYTES", "many", kind=RecordError)
         monkeypatch.undo()
         record.send(**args())
     assert findings(tmp_path / "r") == []

@@ -202,7 +202,7 @@ def test_after_a_failed_write_nothing_more_is_recorded(
 
     monkeypatch.setattr(recorder, "_append", full)
     size = (1 << 18) if fails == "own file" else 4
-    with pytest.raises(RecordError, match=rf"file: .*{place}.* cannot be written \(No space left") as failed:
+    with pytest.raises(RecordError, match=f"^file: .*{place}.*{os.strerror(errno.ENOSPC)}") as failed:
         record.send("client/0", "server", "gradient", {"w": np.zeros(size)}, records=[2])
     assert isinstance(failed.value.__cause__, OSError)
     monkeypatch.undo()
@@ -212,7 +212,7 @@ def test_after_a_failed_write_nothing_more_is_recorded(
         record.close,
     ]
     for act in acts:
-        with pytest.raises(RecordError, match=r"ended with an error\. Begin a record in a new directory"):
+        with pytest.raises(RecordError, match=r"^recorder: .* error"):
             act()
     assert state(tmp_path / "r") == kept
     assert closed_part(tmp_path / "r", tmp_path / "copy") == []
@@ -230,9 +230,9 @@ def test_a_round_that_cannot_be_made_durable_is_not_closed(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", broken)
-        with pytest.raises(RecordError, match=r"cannot be written \(Input/output"):
+        with pytest.raises(RecordError, match=f"^file: .*{os.strerror(errno.EIO)}"):
             record.round(1)
-    with pytest.raises(RecordError, match="ended with an error"):
+    with pytest.raises(RecordError, match=r"^recorder: .* error"):
         record.close()
     assert state(tmp_path / "r")["messages"] == 0
 
@@ -270,9 +270,9 @@ def test_an_interrupt_amid_a_write_ends_the_record(tmp_path: Path, monkeypatch: 
             patch.setattr(recorder, "_append", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 record.send("client/0", "server", "gradient", W)
-        with pytest.raises(RecordError, match="ended with an error"):
+        with pytest.raises(RecordError, match=r"^recorder: .* error"):
             record.send("client/0", "server", "gradient", W)
-        with pytest.raises(RecordError, match="ended with an error"):
+        with pytest.raises(RecordError, match=r"^recorder: .* error"):
             record.close()
         record._state = "closed"  # or the end of the block would say so once more
 
@@ -294,7 +294,7 @@ def test_an_error_of_the_federation_leaves_the_record_open(tmp_path: Path) -> No
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RecordError, match=r"file: .*file/r' cannot be written \(Not a directory\)"):
+    with pytest.raises(RecordError, match=f"^file: .*file/r' .*{os.strerror(errno.ENOTDIR)}"):
         Recorder(tmp_path / "file" / "r", ["server"])
 
 

@@ -72,7 +72,7 @@ def test_a_file_that_no_attack_stage_wrote_is_no_cell(change: dict[str, Any]) ->
         value[name] = member
         if member is ...:
             del value[name]
-    with pytest.raises(IntegrityError, match=r"a\.json is no outcome of an attack"):
+    with pytest.raises(IntegrityError, match=r"a\.json is no"):
         read_cell(value, "a.json")
 
 
@@ -216,7 +216,7 @@ def test_a_run_shows_who_can_learn_what(tmp_path: Path) -> None:
     assert "membership" in text
     assert len(run.to_frame()) == len(list(figure_rows(run.result.cells)))
     (run.directory / "result.json").unlink()
-    assert "has no result yet" in Document(run._repr_html_()).text
+    assert "no result" in Document(run._repr_html_()).text
 
 
 # -- who may see a field of a result -------------------------------------------------------------------------------

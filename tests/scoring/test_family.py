@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -133,8 +134,5 @@ def test_verdicts_read_the_family_and_say_what_could_have_been_detected() -> Non
     assert "(limit 0.05)" in judged(0.049).because
     quiet = judged(0.051)
     assert quiet.level == "possible"
-    assert quiet.because.startswith("Not significant after correction (Area under the ROC curve, ")
-    assert (
-        quiet.cautions[0]
-        == "In this run it could have detected AUC 0.63 or more, and 0.71 or more for one victim alone."
-    )
+    assert "p = 0.051" in quiet.because
+    assert re.findall(r"0\.\d+", quiet.cautions[0]) == ["0.63", "0.71"]  # of all victims, and of one alone

@@ -172,7 +172,7 @@ def test_uses_and_bytes_are_bounded_after_conversion() -> None:
     received = ReceivedTensors(sent, most=3, most_bytes=1600)
     first, second = (CODEC.unpack("t0", FLOATS, received) for _ in range(2))
     assert first is second
-    with pytest.raises(ValueError, match="would take 2,400 bytes, more than 1,600"):
+    with pytest.raises(ValueError, match=r"2,400 bytes, .* 1,600"):
         CODEC.unpack("t0", FLOATS, received)
-    with pytest.raises(ValueError, match="is used more than 3 times"):
+    with pytest.raises(ValueError, match=r"'t0' .* 3 times"):
         CODEC.unpack("t0", FLOATS, received)

@@ -72,7 +72,7 @@ def test_the_directory_itself_may_be_a_link_or_absent(run: Path, tmp_path: Path)
     refuse_links(tmp_path / "link")
     refuse_links(tmp_path / "nowhere")
     (run / "odd").symlink_to("nowhere")
-    with pytest.raises(IntegrityError, match="odd is a link"):
+    with pytest.raises(IntegrityError, match=r"^odd .* link"):
         refuse_links(tmp_path / "link")
 
 
@@ -80,13 +80,15 @@ def test_only_the_named_entries_are_looked_at(run: Path) -> None:
     (run / "latest").symlink_to("a")
     (run / "a" / "odd").symlink_to("b")
     assert irregular(run, ("elsewhere",)) == []
-    assert irregular(run, ("a",)) == ["a/odd is a link, no regular file"]
+    (odd,) = irregular(run, ("a",))
+    assert odd.startswith("a/odd is a link")
     assert len(irregular(run)) == 2
 
 
 def test_a_name_of_any_bytes_is_said(run: Path) -> None:
     (run / "a\nb\udcff").symlink_to("a")
-    assert irregular(run) == ["a\nb\udcff is a link, no regular file"]
+    (odd,) = irregular(run)
+    assert odd.startswith("a\nb\udcff is ")
 
 
 def test_a_directory_too_deep_to_be_searched_is_refused(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_a_planted_temporary_name_is_replaced_and_not_followed(kind: str, run: P
 def test_nothing_is_appended_through_a_link(kind: str, run: Path, outside: Path) -> None:
     ODD[kind](run / "a" / "log", outside)
     for end in (None, 0):
-        with pytest.raises(IntegrityError, match="log is no regular file"):
+        with pytest.raises(IntegrityError, match=r"^log is no "):
             open_appending(run / "a" / "log", end)
     assert outside.read_bytes() == b"private"
 
@@ -155,7 +157,7 @@ def test_a_folder_is_made_through_no_link(kind: str, run: Path, outside: Path) -
     make_folder(run / "a")
     make_folder(run / "new")
     ODD[kind](run / "a" / "odd", outside)
-    with pytest.raises(IntegrityError, match="odd is no folder"):
+    with pytest.raises(IntegrityError, match=r"^odd .* folder"):
         make_folder(run / "a" / "odd")
     assert [p.name for p in outside.parent.iterdir()] == [outside.name]
 
@@ -165,11 +167,11 @@ def test_a_vault_and_a_transcript_write_into_no_linked_folder(run: Path, outside
     vault = Vault(run / "vault")
     vault.create(Secrets(7, bytes(32)))
     (run / "vault" / "scores").symlink_to(outside.parent)
-    with pytest.raises(IntegrityError, match="scores is no folder"):
+    with pytest.raises(IntegrityError, match=r"^scores .* folder"):
         vault.save("scores/server-lira/0", {})
     (run / "vault" / "handed_out").symlink_to(outside.parent)
     (run / "transcript").symlink_to(outside.parent)
-    with pytest.raises(IntegrityError, match="transcript is no folder"):
+    with pytest.raises(IntegrityError, match=r"^transcript .* folder"):
         Transcript(run / "transcript", secret=bytes(32))
     assert [p.name for p in outside.parent.iterdir()] == [outside.name]
 

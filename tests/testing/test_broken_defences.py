@@ -248,7 +248,7 @@ def test_an_example_message_has_the_tensors_of_its_kind(kind: Kind) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_machine_without_cuda_is_named() -> None:
-    with pytest.warns(UserWarning, match="tried was not checked on CUDA"):
+    with pytest.warns(UserWarning, match=r"tried .* CUDA"):
         check_defense(Noise)
 
 
@@ -264,14 +264,14 @@ def test_a_defect_is_found(name: str) -> None:
 
 
 def test_an_identity_that_is_none_is_found() -> None:
-    with pytest.raises(AssertionError, match="where it should change nothing"):
+    with pytest.raises(AssertionError, match="change nothing"):
         check_defense("temperature", {"temperature": 2.0}, identity={"temperature": 3.0})
 
 
 def test_params_and_kinds_that_do_not_fit_are_named() -> None:
-    with pytest.raises(AssertionError, match=r"give other params .*temperature: None is missing"):
+    with pytest.raises(AssertionError, match=r"params .*temperature: None"):
         check_defense("temperature")
-    with pytest.raises(AssertionError, match="refuses messages of model_update"):
+    with pytest.raises(AssertionError, match="messages of model_update"):
         check_defense("temperature", {"temperature": 2.0}, kind="model_update")
 
 

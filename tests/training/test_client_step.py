@@ -231,5 +231,5 @@ def test_a_rule_on_records_gradients_refuses_a_stated_step() -> None:
     with pytest.raises(SpecError, match="defence of training"):
         config.refuse_unused(CLASSES, SINGLE_LABEL, defended=True)
     weighted = validate(FedAvgConfig, {"loss": {"class_weights": [1, 2, 3]}})
-    with pytest.raises(SpecError, match="3 weights for 4 classes"):
+    with pytest.raises(SpecError, match=r"class_weights: .* 3 "):
         weighted.refuse_unused(CLASSES, SINGLE_LABEL, defended=False)

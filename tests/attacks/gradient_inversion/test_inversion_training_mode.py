@@ -140,7 +140,7 @@ def test_a_step_on_one_record_that_no_pass_can_repeat_is_a_reason(attack: Any) -
     view.payloads[0]["n"] = torch.tensor(1)
     verdict = attack.applicable(view, knowledge, AttackTask(targets=("client/0",)))
     assert not verdict
-    assert "on one record, on which this network cannot be trained" in verdict.reason
+    assert "one record" in verdict.reason
 
 
 @pytest.mark.thorough

@@ -142,9 +142,9 @@ def test_schedules_without_a_count_never_repeat_a_record() -> None:
     assert schedule(None, 2, steps=3) == ((0, 1), (2, 3), (4, 5))
     assert schedule(5, 2, epochs=1) == ((0, 1), (2, 3), (4,))
     assert ClientSteps(lr=1.0, batches=schedule(None, 2, steps=3)).images == 6
-    with pytest.raises(UsageError, match="epochs depend on it"):
+    with pytest.raises(UsageError, match=r"^n: None "):
         schedule(None, 2, epochs=1)
-    with pytest.raises(UsageError, match="Give exactly one"):
+    with pytest.raises(UsageError, match=r"^steps: None "):
         schedule(3, 2)
 
 

@@ -109,15 +109,15 @@ def test_the_figures_stand_beside_the_worst_client_and_the_prior(fedkd):
 
 def test_what_is_not_in_view_is_a_reason(fedkd):
     reasons = {c["id"]: c["reason"] for c in fedkd.result.plain()["cells"] if c["status"] == "not-applicable"}
-    assert reasons["server/label-counts"] == "no class_counts or private_labels of a victim in view"
-    assert "asked about is not in view" in reasons["aggregator/label-declined"]
-    assert "gradient, model_update or model_parameters" in reasons["aggregator/label-updates"]
+    assert "class_counts or private_labels" in reasons["server/label-counts"]
+    assert "asked about" in reasons["aggregator/label-declined"]
+    assert "model_update or model_parameters" in reasons["aggregator/label-updates"]
 
 
 def test_the_page_shows_true_and_guessed_shares(fedkd):
     page = fdaudit.report(fedkd).read_text("utf-8")
-    assert "Class shares of client/0: true, guessed, and the prior" in page
-    assert "6 of 10 victims, the worst first" in page
+    assert "shares of client/0" in page
+    assert "6 of 10" in page
 
 
 def test_withheld_counts_leave_nothing_to_read(tmp_path):
@@ -125,7 +125,7 @@ def test_withheld_counts_leave_nothing_to_read(tmp_path):
     wanted = spec("fedkd", quick, "label-counts", adversaries=["eavesdropper"], clients=3, victims=3)
     cell = cell_of(fdaudit.run(wanted, tmp_path / "run"), "label-counts")
     assert cell["status"] == "not-applicable"
-    assert cell["reason"] == "no class_counts or private_labels of a victim in view"
+    assert "class_counts or private_labels" in cell["reason"]
 
 
 @pytest.mark.thorough
@@ -155,7 +155,7 @@ def test_what_selective_fd_declines_tells_more_than_the_prior(tmp_path):
 def test_a_digest_cannot_be_read(tmp_path):
     wanted = spec("fedavg", {"rounds": 1}, "label-updates", record="digest", clients=2, victims=1)
     cell = cell_of(fdaudit.run(wanted, tmp_path / "run"), "label-updates")
-    assert cell["reason"] == "what the victims sent was recorded as digests only"
+    assert "digests" in cell["reason"]
 
 
 # -- the parts ----------------------------------------------------------------------------------------------------

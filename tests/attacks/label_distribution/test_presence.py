@@ -129,9 +129,8 @@ def test_classes_that_are_never_predicted_are_absent(tmp_path: Path) -> None:
 
 def test_without_anything_to_read_it_says_so(tmp_path: Path) -> None:
     counts = [("client/0", "server", "class_counts", {"counts": torch.ones(CLASSES)})]
-    assert guess(tmp_path / "a", counts).startswith(
-        "no class_prototypes, and no hard_labels, soft_labels or logits"
-    )
+    reason = guess(tmp_path / "a", counts)
+    assert all(kind in reason for kind in ("class_prototypes", "hard_labels", "soft_labels", "logits"))
 
 
 @given(st.lists(st.integers(0, 12), min_size=CLASSES, max_size=CLASSES), st.integers(0, 2**31))

@@ -125,12 +125,12 @@ def test_later_rounds_tell_where_the_first_tells_little(tmp_path: Path) -> None:
     case = Case(tmp_path, "fedmd", warm_up_steps=0, local_steps=5)
     first, note = case.told(rounds=1)
     assert first < 0.7  # nobody has trained before the first answers: initial weights are all that shows
-    assert note.endswith("answers of 1 round")
+    assert "of 1 round" in note
     later, note = case.told(
         rounds=3, shadows=200
     )  # unknown initial weights are noise: more shadows average it
     assert later > 0.9
-    assert note.endswith("answers of 3 rounds")
+    assert "of 3 rounds" in note
 
 
 @pytest.mark.thorough

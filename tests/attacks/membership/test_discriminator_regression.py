@@ -133,7 +133,7 @@ def test_scores_alone_tell_members(case: Case) -> None:
 
 def test_all_that_the_server_hears_is_stacked(case: Case) -> None:
     found, note = case.told()
-    assert note.endswith("from scores, gradients, logits")
+    assert note.endswith("scores, gradients, logits")
     assert found > 0.7
 
 
@@ -246,7 +246,7 @@ def test_where_one_client_is_asked_its_own_steps_count(tmp_path: Path) -> None:
     case = Case(tmp_path, gradients_from="one", steps_per_round=40)
     asked = [k for k, s in enumerate(steps_of(case.view, "client/0")) if "sample_gradients" in s.answers]
     assert 0 < len(asked) < 40
-    assert case.told(discriminators=10, matched=10)[1].endswith("from scores, gradients, logits")
+    assert case.told(discriminators=10, matched=10)[1].endswith("scores, gradients, logits")
 
 
 def test_it_says_why_it_does_not_apply(case: Case) -> None:
@@ -254,7 +254,7 @@ def test_it_says_why_it_does_not_apply(case: Case) -> None:
     silent = without(case.view, "discriminator_scores", "sample_gradients")
     assert "no discriminator_scores" in attack.applicable(silent, case.knowledge, case.task).reason
     other = replace(case.view, hyperparameters={"lr": 0.1})
-    assert "no discriminator to imitate" in attack.applicable(other, case.knowledge, case.task).reason
+    assert "discriminator_width" in attack.applicable(other, case.knowledge, case.task).reason
     assert not attack.applicable(case.view, replace(case.knowledge, auxiliary=None), case.task)
 
 

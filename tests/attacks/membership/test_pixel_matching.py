@@ -75,5 +75,5 @@ def test_it_says_why_it_does_not_apply() -> None:
     view, task, _ = seen(2, l1=0)
     assert "l1 is 0" in attack.applicable(view, Knowledge(), task).reason
     view, task, _ = seen(0)
-    assert "no gradients at images" in attack.applicable(view, Knowledge(), task).reason
+    assert "no gradients" in attack.applicable(view, Knowledge(), task).reason
     assert "no challenge" in attack.applicable(view, Knowledge(), AttackTask(targets=("client/0",))).reason

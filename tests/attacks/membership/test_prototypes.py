@@ -114,5 +114,5 @@ def test_a_mean_for_one_client_is_over_the_others_and_a_mean_for_all_over_all(tm
 def test_it_says_why_it_does_not_apply(tmp_path: Path) -> None:
     case, attack = Case(tmp_path, "fkd", adversary="world"), PrototypeRegression(PrototypeRegressionConfig())
     told = attack.applicable(case.view, case.knowledge, case.task)
-    assert "no class means of a victim" in told.reason
+    assert "no class means" in told.reason
     assert "no challenge" in attack.applicable(case.view, case.knowledge, AttackTask(targets=())).reason

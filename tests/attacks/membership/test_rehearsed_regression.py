@@ -179,7 +179,7 @@ def test_averages_of_other_forms_are_read_too(tmp_path: Path, params: dict[str, 
     (ensemble,) = ensembles_of(case.view, case.knowledge, case.task, 4, 1000)
     assert ensemble.noise == 0
     assert ensemble.form == ("hard_labels" if "ensemble" in params else "logits")
-    assert told(case)[1].note == "from the first average"
+    assert "first average" in told(case)[1].note
 
 
 def test_what_a_coalition_put_into_an_average_is_taken_off(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_members_are_read_off_a_model_that_was_distilled_from_all(tmp_path: Path
     found, guess = told(case, rehearsals=8, shadows=80)
     assert asked == [2] * 8
     assert found > 0.6
-    assert guess.note == "from the distilled model"
+    assert "distilled model" in guess.note
     assert guess.rehearsed is not None
     blind = replace(case.knowledge, rehearse=None)
     attack = RehearsedRegression(RehearsedRegressionConfig(shadows=8))

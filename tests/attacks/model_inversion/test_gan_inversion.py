@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -205,7 +206,7 @@ def test_plg_mi_reasons_for_not_applying() -> None:
     assert "no model parameters" in PLG.applicable(view(), known(), task).reason
     assert "not known" in PLG.applicable(seen, known(architecture=None), task).reason
     assert "bring auxiliary records" in PLG.applicable(seen, known(auxiliary=None), task).reason
-    assert "smaller than 8 pixels" in PLG.applicable(seen, known(auxiliary=small), task).reason
+    assert "8 pixels" in PLG.applicable(seen, known(auxiliary=small), task).reason
     with pytest.raises(ValueError, match="does not apply"):
         PLG.run(view(), known(), task, g())
 
@@ -227,7 +228,7 @@ def test_brep_mi_spreads_its_budget_and_refuses_one_that_is_too_small() -> None:
     assert set(spent) == {"client/0", "client/1"}
     assert all(60 <= n <= 75 for n in spent.values())
     reason, spent = run_asking(BREP, "hard", 119, ("client/0", "client/1"))
-    assert reason == "needs 60 queries for each of 2 models, the budget allows 59"
+    assert re.findall(r"\d+", reason) == ["60", "2", "59"]  # needed for each model, models, and allowed
     assert spent == {}
 
 
@@ -235,7 +236,7 @@ def test_brep_mi_reasons_for_not_applying() -> None:
     seen = view(("server", ("client/0",), "model_parameters", weights()))
     task = AttackTask(targets=("client/0",))
     assert BREP.applicable(seen, known(), task)
-    assert "neither a hard-label oracle" in BREP.applicable(view(), known(), task).reason
+    assert "hard-label oracle" in BREP.applicable(view(), known(), task).reason
     assert "bring auxiliary records" in BREP.applicable(seen, known(auxiliary=None), task).reason
     with pytest.raises(ValueError, match="does not apply"):
         BREP.run(view(), known(), task, g())

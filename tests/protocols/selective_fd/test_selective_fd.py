@@ -275,7 +275,7 @@ def test_features_without_an_encoder_are_refused(tmp_path: Any) -> None:
 def test_the_ledger_is_told_of_an_encoder_that_no_message_brings() -> None:
     (said,) = SelectiveFDConfig(space="features").assumptions()
     assert "labelled auxiliary records" in said
-    assert "no message carries it" in said
+    assert "no message" in said
     assert not SelectiveFDConfig().assumptions()
     assert not SelectiveFDConfig(space="features", selector="energy").assumptions()
 
