@@ -21,6 +21,7 @@ __all__ = [
     "received_before",
     "updates_without_broadcast",
     "uploads_of",
+    "weight_of",
     "with_payload",
 ]
 
@@ -42,8 +43,13 @@ def broadcasts(view: View) -> list[Message]:
     """Return the federation's model as the view holds it at each round's start, and the last one."""
     models = with_payload(view.select(kind="model_parameters"))
     models = [m for m in models if role(m.sender) != "client"]
-    first = list({m.round: m for m in reversed(models)}.values())[::-1]
-    return [*first, *(models[-1:] if models and models[-1] is not first[-1] else ())]
+    by_round = dict[int, Message]()
+    for model in models:
+        by_round.setdefault(model.round, model)
+    first = list(by_round.values())
+    if models and models[-1] is not first[-1]:
+        first.append(models[-1])
+    return first
 
 
 def received_before(view: View, message: Message, target: str) -> list[Message]:
@@ -67,11 +73,16 @@ def uploads_of(view: View, target: str, kinds: Sequence[str] = MODELS) -> list[t
     return []
 
 
+def weight_of(message: Message) -> float:
+    """Return the weight by which an update was multiplied before it was sent, or the total of a sum; 1 without one."""
+    return float(message.fields.get("weight", 1.0)) or 1.0
+
+
 def after(view: View, message: Message, start: Parameters) -> Parameters:
     """Return the model that a client had when it sent an update, or the uploaded model itself."""
     tensors = view.tensors(message)
     if message.kind == "model_update":
-        weight = float(message.fields.get("weight", 1.0))  # of an update that was weighted before it was sent
+        weight = weight_of(message)
         tensors = {name: start[name] + value / weight for name, value in tensors.items()}
     return {**start, **tensors}
 
@@ -103,7 +114,7 @@ def updates_without_broadcast(
         if now not in sums or view.hyperparameters.get("server_momentum"):
             break
         total = view.tensors(sums[now])
-        weight = float(sums[now].fields.get("weight", 1.0))
+        weight = weight_of(sums[now])
         change = {name: value.cpu() / weight for name, value in total.items()}
         start = {**start, **{name: start[name] + value for name, value in change.items()}}
     return updates

@@ -23,12 +23,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does
 from _pairs import table
 
 import fdaudit
-from fdaudit.audit.backend import Elsewhere
 from fdaudit.cluster import connection
 from fdaudit.cluster.backends import elsewhere
 from fdaudit.errors import UsageError
+from fdaudit.parallel.pool import Workers
 
-Way = Callable[[], AbstractContextManager[Elsewhere]]
+Way = Callable[[], AbstractContextManager[Workers | None]]
 CELLS: Mapping[str, Way] = {
     "2 processes": lambda: elsewhere("local"),
     "Ray, 1 worker": lambda: elsewhere("ray", 1),
@@ -60,7 +60,7 @@ def contents(run: Path) -> dict[str, bytes]:
     return {p.relative_to(run).as_posix(): p.read_bytes() for p in files}
 
 
-def timed(way: Way, work: Callable[[Elsewhere], fdaudit.Run]) -> tuple[float, dict[str, bytes]]:
+def timed(way: Way, work: Callable[[Workers | None], fdaudit.Run]) -> tuple[float, dict[str, bytes]]:
     """Seconds from begin to end, and what the run then holds."""
     before = time.perf_counter()
     with way() as far:
@@ -76,7 +76,7 @@ def measured(
     what: str,
     ways: Mapping[str, Way],
     times: int,
-    work: Callable[[Path, Elsewhere], fdaudit.Run],
+    work: Callable[[Path, Workers | None], fdaudit.Run],
     folder: Path,
 ) -> list[list[str]]:
     """A row for each way but the first, of the first's seconds over its own."""
@@ -119,8 +119,8 @@ def main() -> None:
         folder = Path(name)
         federated = fdaudit.run(spec([]), folder / "federated")
 
-        def cells(place: Path, far: Elsewhere) -> fdaudit.Run:
-            return fdaudit.run(spec(options.attacks), place, seed_from=federated.directory, elsewhere=far)
+        def cells(place: Path, far: Workers | None) -> fdaudit.Run:
+            return fdaudit.run(spec(options.attacks), place, seed_from=federated.directory, workers=far)
 
         rows = measured("cells", CELLS, options.times, cells, folder)
     print(table(("of", "A / B", "median ratio", "least", "most", "times"), rows))

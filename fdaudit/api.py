@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fdaudit.adversary.view import EAVESDROPPER
-from fdaudit.audit.backend import HERE, Elsewhere
 from fdaudit.audit.published import publish_once
 from fdaudit.audit.run import Run
 from fdaudit.errors import RunError, UsageError
@@ -35,6 +34,7 @@ from fdaudit.transcript.messages import role
 
 if TYPE_CHECKING:
     from fdaudit.adversary.attack_plan import AttackPlan
+    from fdaudit.parallel.pool import Workers
     from fdaudit.reports.comparison.comparison import ComparedRun
     from fdaudit.scoring.run_directory import RunDirectory
 
@@ -57,7 +57,7 @@ def run(
     *,
     resume: bool = False,
     seed_from: Path | str | None = None,
-    elsewhere: Elsewhere = HERE,
+    workers: Workers | None = None,
     tick: Tick = no_progress,
     budget: str | None = None,
     provisional: bool = False,
@@ -69,7 +69,7 @@ def run(
         out: the run directory; by default `runs/NAME-DIGEST` from the spec's name and content.
         resume: continue after the last complete round.
         seed_from: a run directory whose seed and secret are used again.
-        elsewhere: other machines that share the work; see `fdaudit.audit.backend`.
+        workers: other machines that run attack cells; see `fdaudit.cluster.backends`. None: this one alone.
         tick: called with the current activity, the steps done, and the total.
         budget: how long it may take, such as `90s`, `10m` or `2h`; attacks are reduced or left out to fit.
         provisional: run the quick attacks first, and then write a report that is marked as provisional.
@@ -91,7 +91,7 @@ def run(
         directory,
         resume=resume,
         seed_from=source,
-        elsewhere=elsewhere,
+        workers=workers,
         tick=tick,
         budget=seconds,
         provisional=(lambda line: tick(line, 0, 0)) if provisional else None,
@@ -139,7 +139,7 @@ def attack(
     run: Run,
     adversary: str = "server",
     tick: Tick = no_progress,
-    elsewhere: Elsewhere = HERE,
+    workers: Workers | None = None,
     **params: Any,
 ) -> Cell:
     """Run one attack against one adversary's view of a finished run, and keep the outcome in the run.
@@ -149,7 +149,7 @@ def attack(
         run: the run.
         adversary: the adversary whose view is attacked.
         tick: called with progress.
-        elsewhere: other machines that share the work: the cell runs here, its shadow models may be fitted there.
+        workers: other machines; a single cell runs on this one all the same.
         **params: settings of the attack, which override those of the run's profile.
 
     Raises:
@@ -168,7 +168,7 @@ def attack(
             _with(run, (wanted,)),
             only=lambda a, b: (a, b) == (adversary, wanted.name),
             again=True,
-            workers=elsewhere.cells,
+            workers=workers,
             tick=tick,
         )
         run.concluded(conclude(run.opened))
@@ -183,7 +183,7 @@ def _with(run: Run, wanted: tuple[AttackPlan, ...]) -> RunDirectory:
 
 
 def attack_all(
-    run: Run, tick: Tick = no_progress, elsewhere: Elsewhere = HERE, budget: str | None = None
+    run: Run, tick: Tick = no_progress, workers: Workers | None = None, budget: str | None = None
 ) -> list[Cell]:
     """Run every attack against every adversary again, including those that the spec does not ask for.
 
@@ -191,7 +191,7 @@ def attack_all(
 
     Adversaries are the spec's and those of every federation: see `every_adversary`. An attack that the spec asks for
     keeps the spec's settings; other attacks use those of the run's profile. With a `budget`, such as `90s`, `10m` or
-    `2h`, settings that the spec does not name are reduced, or dear attacks left out, so that the call takes no longer.
+    `2h`, settings that the spec does not name are reduced, or slow attacks left out, so that the call takes no longer.
 
     Raises:
         UsageError: the budget is no duration.
@@ -201,22 +201,22 @@ def attack_all(
 
     seconds = None if budget is None else seconds_of(budget)
     case, adversaries = run.case, every_adversary(run)
-    wanted = tuple(
-        replace(a, adversaries=adversaries)
-        if a.params is not None
-        else plan_attack(a.name, {}, case.spec, "attack", adversaries)
-        for a in case.attacks
-    )
+    wanted = []
+    for plan in case.attacks:
+        if plan.params is not None:
+            wanted.append(replace(plan, adversaries=adversaries))
+        else:
+            wanted.append(plan_attack(plan.name, {}, case.spec, "attack", adversaries))
     with writing(run.directory):
         refuse_changed(run.directory)
         vault = run.opened.vault
         kept = kept_budget(vault)
         same = kept is not None and seconds in (None, kept.budget.seconds)
         allotted, clock = budgeted(
-            _with(run, wanted),
+            _with(run, tuple(wanted)),
             seconds,
             go_on=same and unfinished(vault) is not None,
-            workers=elsewhere.cells,
+            workers=workers,
         )
         stage = AttackStage.begin(vault, allotted.case.attacks)
         try:
@@ -224,7 +224,7 @@ def attack_all(
                 allotted,
                 only=lambda adversary, attack: f"{adversary}/{attack}" not in stage.done,
                 again=True,
-                workers=elsewhere.cells,
+                workers=workers,
                 tick=tick,
                 stored=lambda cell: stage.note(cell.id),
                 clock=clock,

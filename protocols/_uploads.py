@@ -1,4 +1,4 @@
-"""Rounds in which a sample of the clients trains the server's model, and counts of records that weigh the results."""
+"""Rounds in which a sample of the clients trains the server's model, and weights of results by numbers of records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Delivery, Wire
 
-__all__ = ["ModelUploads", "SampledTraining", "announce_counts", "count_seqs", "reported_counts"]
+__all__ = [
+    "ModelUploads",
+    "SampledTraining",
+    "announce_counts",
+    "count_seqs",
+    "reported_counts",
+    "shares_of_clients",
+    "weighted_mean",
+]
 
 
 def announce_counts(
@@ -54,6 +62,27 @@ def count_seqs(state: Mapping[str, Tensor], clients: Iterable[str]) -> list[int]
     """Return the numbers of the messages in which these clients sent their counts."""
     names = [f"server/n_seq/{k}" for k in clients]
     return [int(state[name]) for name in names if name in state]
+
+
+def shares_of_clients(amounts: Tensor) -> Tensor:
+    """Return each client's share of amounts (K, ...), which are not negative; equal shares where all are zero.
+
+    Guarantees:
+      * non-negative, and sums to one over the clients.
+    """
+    total = amounts.sum(0)
+    some = total > 0
+    return torch.where(some, amounts / total.where(some, 1), 1 / len(amounts))
+
+
+def weighted_mean(models: Sequence[Mapping[str, Tensor]], counts: Sequence[int]) -> Parameters:
+    """Return the average Σ_k n_k / n w_k of models by their numbers of records n_k, parameter by parameter."""
+    n = sum(counts)
+    mean = {}
+    for name in models[0]:
+        parts = [n_k / n * model[name].cpu() for n_k, model in zip(counts, models, strict=True)]
+        mean[name] = torch.stack(parts).sum(0)
+    return mean
 
 
 class SampledTraining(LocalTraining):

@@ -10,8 +10,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fdaudit.errors import ProtocolError
-from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, PartyData, ProtocolConfig, Round, Setting
+from fdaudit.federation.protocol import (
+    CURIOUS,
+    RELEASED_MODEL,
+    PartyData,
+    ProtocolConfig,
+    Round,
+    Setting,
+    arrived,
+)
 from fdaudit.federation.state import copies_of, put, take
 from fdaudit.limits import MOST_INNER, MOST_ROUNDS
 from fdaudit.models.conditional import build_painter, planes
@@ -177,7 +184,9 @@ class AsynDGAN:
             losses: dict[str, list[float]] = {}
             for s in range(self.config.steps_per_round):
                 self._wire.begin(r, s)
-                for k, loss in self._step(r * self.config.steps_per_round + s, batches).items():
+                of_step, behind = self._step(r * self.config.steps_per_round + s)
+                batches |= behind
+                for k, loss in of_step.items():
                     losses.setdefault(k, []).append(loss)
             if r == self.config.rounds - 1:
                 losses["server"] = [self._fit()]
@@ -192,9 +201,13 @@ class AsynDGAN:
 
     # -- a step ---------------------------------------------------------------------------------------------
 
-    def _step(self, t: int, batches: dict[int, Tensor]) -> dict[str, float]:
-        """Run one step of the generator and of every discriminator; return the discriminators' losses."""
-        losses: dict[str, float] = {}
+    def _step(self, t: int) -> tuple[dict[str, float], dict[int, Tensor]]:
+        """Run one step of the generator and of every discriminator.
+
+        Returns:
+            the discriminators' losses by client, and the records behind each message by `seq`.
+        """
+        losses, batches = dict[str, float](), dict[int, Tensor]()
         answers: list[tuple[str, Tensor, Tensor]] = []
         for number, (k, data) in enumerate(self._data.items()):
             draws = child(self._seed, "asyndgan", "real", t, k)
@@ -207,9 +220,8 @@ class AsynDGAN:
             place = t % self.config.kept  # that of the client's oldest labels
             self.state[f"server/labels/{k}/{place:05d}"] = message["values"].cpu()
             images = self._painted(message["values"], child(self._seed, "asyndgan", "latent", t, number))
-            x = self._wire.send("server", [k], "generated_samples", {"samples": images.detach()})
-            if x is None:
-                raise ProtocolError("asyndgan cannot do without generated_samples. Do not withhold it.")
+            sent = self._wire.send("server", [k], "generated_samples", {"samples": images.detach()})
+            x = arrived(sent, "asyndgan: the server's generated_samples")
             loss, gradient = self._judged(k, x["samples"], batch)
             losses[k] = loss
             back = self._wire.send(k, ["server"], "sample_gradients", {"values": gradient}, inputs=ALL)
@@ -222,7 +234,7 @@ class AsynDGAN:
                 (share * (images * at).sum() for share, (_, images, at) in zip(shares, answers, strict=True))
             )
             self._G.step(torch.as_tensor(total))  # whose gradient is what came back, pulled through G
-        return losses
+        return losses, batches
 
     def _judged(self, k: str, sent: Tensor, batch: Tensor) -> tuple[float, Tensor]:
         """Take a step of client k's discriminator; return its loss, and the generator's gradient at the images."""

@@ -17,13 +17,12 @@ from fdaudit.federation.public_answers import (
     REQUEST,
     SAMPLES_KNOWN,
     PublicAnswers,
-    PublicRequests,
+    WarmUp,
     stacked,
 )
 from fdaudit.registry import ProtocolCard
 from fdaudit.rng import child
 from fdaudit.transcript.wire import Delivery
-from fdaudit.types import Trained
 
 __all__ = ["Cronus", "CronusConfig", "robust_mean"]
 
@@ -31,7 +30,7 @@ _BOUND = 9.0
 """Diakonikolas et al. 2017: the filter stops when the greatest variance is at most 9 σ²."""
 
 
-class CronusConfig(PublicRequests):
+class CronusConfig(WarmUp):
     """Cronus's settings."""
 
     share: Literal["soft_labels", "hard_labels"] = "soft_labels"
@@ -41,14 +40,6 @@ class CronusConfig(PublicRequests):
     nothing."""
     warm_up_steps: int = Field(200, ge=0)
     """SGD steps on private records before the first round: the initialization phase."""
-
-    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """Return the warm-up, then one training a round."""
-        if of != "model":
-            return ()
-        if not self.warm_up_steps:
-            return super().trainings()
-        return ({"steps": self.warm_up_steps}, *super().trainings())
 
 
 def robust_mean(values: Tensor, present: Tensor, sigma: float, generator: torch.Generator) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -15,16 +15,16 @@ from fdaudit.federation.public_answers import (
     PREDICTIONS_SEEN,
     PublicDistillation,
     PublicTraining,
+    WarmUp,
 )
 from fdaudit.federation.state import copies_of, put, take
 from fdaudit.registry import ProtocolCard
 from fdaudit.training.trainer import Parameters
-from fdaudit.types import Trained
 
 __all__ = ["DSFL", "DSFLConfig", "sharpen"]
 
 
-class DSFLConfig(PublicTraining):
+class DSFLConfig(WarmUp, PublicTraining):
     """DS-FL's settings; names follow Itahara et al. 2021."""
 
     share: Literal["soft_labels", "hard_labels"] = "soft_labels"
@@ -35,14 +35,6 @@ class DSFLConfig(PublicTraining):
     """T of entropy reduction; the lower, the sharper."""
     warm_up_steps: int = Field(0, ge=0)
     """SGD steps on private records before the first round; the paper has none."""
-
-    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """Return the warm-up, then one training a round."""
-        if of != "model":
-            return ()
-        if not self.warm_up_steps:
-            return super().trainings()
-        return ({"steps": self.warm_up_steps}, *super().trainings())
 
 
 def sharpen(probabilities: Tensor, temperature: float) -> Tensor:

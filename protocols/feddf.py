@@ -16,9 +16,9 @@ from fdaudit.registry import ProtocolCard
 from fdaudit.training.trainer import Fit, Parameters, Trainer
 from fdaudit.transcript.wire import Delivery
 
-from ._uploads import ModelUploads, SampledTraining, announce_counts, reported_counts
+from ._uploads import ModelUploads, SampledTraining, announce_counts, reported_counts, weighted_mean
 
-__all__ = ["FedDF", "FedDFConfig", "mean_logits", "weighted_mean"]
+__all__ = ["FedDF", "FedDFConfig", "mean_logits"]
 
 
 class FedDFConfig(SampledTraining):
@@ -34,16 +34,6 @@ class FedDFConfig(SampledTraining):
     """Final learning rate, on a half cosine over each round's steps. None: the rate is constant."""
     temperature: float = Field(1.0, gt=0)
     """τ: temperature of both softmaxes; the paper's is 1."""
-
-
-def weighted_mean(models: Sequence[Mapping[str, Tensor]], counts: Sequence[int]) -> Parameters:
-    """Return the average Σ_k n_k / n x_k of Algorithm 1, parameter by parameter."""
-    n = sum(counts)
-    mean = {}
-    for name in models[0]:
-        parts = [n_k / n * model[name].cpu() for n_k, model in zip(counts, models, strict=True)]
-        mean[name] = torch.stack(parts).sum(0)
-    return mean
 
 
 def mean_logits(logits: Sequence[Tensor]) -> Tensor:

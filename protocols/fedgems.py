@@ -17,6 +17,7 @@ from fdaudit.federation.public_answers import (
     CRAFTED_PROXY,
     PublicDistillation,
     PublicTraining,
+    WarmUp,
     draw_samples,
     stacked,
     told,
@@ -27,7 +28,6 @@ from fdaudit.rng import child
 from fdaudit.training.trainer import Fit, Parameters
 from fdaudit.transcript.samples import narrow
 from fdaudit.transcript.wire import Delivery
-from fdaudit.types import Trained
 
 __all__ = ["FedGEMS", "FedGEMSConfig", "selected"]
 
@@ -35,7 +35,7 @@ _LEAST_ENTROPY = 1e-6
 """In nats; a client that is certain of its answer gets a finite weight."""
 
 
-class FedGEMSConfig(PublicTraining):
+class FedGEMSConfig(WarmUp, PublicTraining):
     """FedGEMS's settings; names follow Cheng et al. 2021, Algorithm 1."""
 
     epsilon: float = Field(0.75, ge=0, le=1)
@@ -48,14 +48,6 @@ class FedGEMSConfig(PublicTraining):
     """Public samples a step of the server."""
     server_lr: float = Field(0.001, gt=0)
     """Learning rate of Adam at the server."""
-
-    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """Return the warm-up, then one training a round."""
-        if of != "model":
-            return ()
-        if not self.warm_up_steps:
-            return super().trainings()
-        return ({"steps": self.warm_up_steps}, *super().trainings())
 
 
 def selected(logits: Tensor, present: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

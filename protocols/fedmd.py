@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -17,14 +17,14 @@ from fdaudit.federation.public_answers import (
     PublicDistillation,
     PublicTraining,
     Share,
+    WarmUp,
 )
 from fdaudit.registry import ProtocolCard
-from fdaudit.types import Trained
 
 __all__ = ["FedMD", "FedMDConfig"]
 
 
-class FedMDConfig(PublicTraining):
+class FedMDConfig(WarmUp, PublicTraining):
     """FedMD's settings; names follow Li & Wang 2019, Algorithm 1."""
 
     share: Share = "logits"
@@ -33,14 +33,6 @@ class FedMDConfig(PublicTraining):
     """The paper's order, or private records first and the consensus last."""
     warm_up_steps: int = Field(200, ge=0)
     """SGD steps on private records before the first round."""
-
-    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
-        """Return the warm-up, then one training a round."""
-        if of != "model":
-            return ()
-        if not self.warm_up_steps:
-            return super().trainings()
-        return ({"steps": self.warm_up_steps}, *super().trainings())
 
 
 class FedMD(PublicDistillation):

@@ -66,7 +66,7 @@ ROOMS_MAY = {
     | {"storage.cache", "storage.digests", "spec.schema", "transcript.messages", "transcript.samples"},
     "defenses": WORDS | {"transcript", "accounting", "models", "training"},
     "deviations": WORDS | {"adversary", "transcript", "models", "spec.schema"},
-    "protocols": WORDS | {"transcript", "parallel", "models", "training", "federation", "data"},
+    "protocols": WORDS | {"transcript", "models", "training", "federation", "data"},
     "reports": WORDS | {"result", "transcript", "storage.digests", "storage.files", "storage.tables"},
 }
 """Packages, and single modules of others, that a room may import besides itself."""

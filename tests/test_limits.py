@@ -21,7 +21,7 @@ import fdaudit.transcript.log
 from fdaudit import limits
 from fdaudit.adversary.view import open_view
 from fdaudit.api import load
-from fdaudit.audit.guesses import read_guesses
+from fdaudit.audit.guesses import guesses_and_digest
 from fdaudit.audit.summary import conclude
 from fdaudit.data import load_dataset
 from fdaudit.errors import DataError, FdauditError, IntegrityError, RunError, SpecError, UsageError
@@ -62,7 +62,7 @@ def dataset(name: str, **fields: Any) -> Any:
 READERS: dict[str, Callable[[Path], object]] = {
     "spec.yaml": load_spec,
     "grid.yaml": load_grid,
-    "guesses.json": read_guesses,
+    "guesses.json": guesses_and_digest,
     "cell.json": load_json,
     "own.safetensors": load_tensors,
     "data.npz": lambda path: dataset(f"npz:{path}"),

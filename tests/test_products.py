@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fdaudit.audit.guesses import read_guesses
+from fdaudit.audit.guesses import guesses_and_digest
 from fdaudit.data.folders import read_folder
 from fdaudit.data.partition import class_table, partition
 from fdaudit.errors import DataError, FdauditError, IntegrityError, SpecError, UsageError
@@ -32,7 +32,7 @@ from fdaudit.recording.recorder import Recorder
 from fdaudit.rng import SecretStream
 from fdaudit.spec.card import load_card
 from fdaudit.spec.schema import PartitionSpec
-from fdaudit.storage.files import load_json, load_tensors, parse_json, save_tensors
+from fdaudit.storage.files import encode, load_json, load_tensors, parse_json
 
 from .fuzz.fuzzing import bound_memory, watched
 from .helpers.hostile_names import a_record, forge
@@ -216,7 +216,7 @@ def test_a_file_of_guesses_names_a_victim_and_a_file_once(tmp_path: Path) -> Non
         text = json.dumps({**about, "reconstruction": [one, {**one, **second}]})
         (tmp_path / "guesses.json").write_text(text)
         with pytest.raises(UsageError, match=said):
-            read_guesses(tmp_path / "guesses.json")
+            guesses_and_digest(tmp_path / "guesses.json")
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_files_and_folders_are_forecast(little_memory: None, tmp_path: Path) -> 
     (tmp_path / "result.json").write_text("[" + "[]," * 200_000 + "0]")
     with pytest.raises(UsageError, match=r"^file: .*result\.json' .*FDAUDIT_MEMORY"):
         load_json(tmp_path / "result.json")
-    save_tensors(tmp_path / "model.safetensors", {"w": torch.zeros(2_000_000)})
+    (tmp_path / "model.safetensors").write_bytes(encode({"w": torch.zeros(2_000_000)}))
     with pytest.raises(UsageError, match=r"^file: .*model\.safetensors' .*FDAUDIT_MEMORY"):
         load_tensors(tmp_path / "model.safetensors")
     for kind in ("a", "b"):

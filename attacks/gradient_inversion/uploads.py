@@ -14,7 +14,7 @@ from fdaudit.training.objectives import ClientStep
 from fdaudit.training.optimizers import BETAS, optimizer_in, rate_in
 
 from .._moments import StateGradient, state_gradient
-from .._uploads import received_before, with_payload
+from .._uploads import received_before, weight_of, with_payload
 from .fished import Fished, fished
 from .repeated import uploads_for_one_model
 from .updates import ClientSteps, gradient_of_update, schedule
@@ -258,7 +258,7 @@ def _upload(
     gradient, scale = values, 1.0
     if message.kind != "gradient":
         if message.kind == "model_update":
-            weight = float(message.fields.get("weight", 1.0))  # of an update weighted before it was sent
+            weight = weight_of(message)
             change = {name: value / weight for name, value in values.items()}
             scale = 1 / weight
         else:

@@ -26,6 +26,7 @@ from fdaudit.types import Applicability, AttackTask
 
 from .._moments import StateGradient, state_gradient
 from .._reading import reads_forms
+from .._uploads import weight_of
 from ..gradient_inversion.mixtures import LastLayer, halfway, mixture_of
 from ._guesses import guesses, sent_by
 
@@ -167,9 +168,7 @@ def _step(
     state = state_gradient(view, upload, origin, target)
     if isinstance(state, StateGradient):  # Adam's update shows little more than the gradient's sign
         return _last(last, state.gradient), None
-    weight = (
-        float(upload.fields.get("weight", 1.0)) or 1.0
-    )  # of an update that was weighted before it was sent
+    weight = weight_of(upload)
     change = {}
     end = dict(start)
     for name, tensor in tensors.items():

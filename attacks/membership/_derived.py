@@ -22,11 +22,20 @@ if TYPE_CHECKING:
 
     from ._study import Study
 
-__all__ = ["Reading", "broadcast_changes", "centred", "changes_of", "from_teachers", "joined"]
+__all__ = [
+    "MOST_PARAMETERS",
+    "Reading",
+    "broadcast_changes",
+    "centred",
+    "change_in",
+    "changes_of",
+    "from_teachers",
+    "joined",
+]
 
 _FLOOR = 1e-6
 """Smallest scale of an answer."""
-_MOST_PARAMETERS = 100_000
+MOST_PARAMETERS = 100_000
 """Values of all changes together."""
 
 
@@ -156,7 +165,7 @@ def changes_of(view: View, most: int, shadows: Callable[[Parameters], Mapping[st
         by_client = {client: one for client, one in shadows(start).items() if client in before.receivers}
         if not by_client:
             continue
-        values = _MOST_PARAMETERS // len(pairs)
+        values = MOST_PARAMETERS // len(pairs)
         mine = {}
         for member in view.members:
             for message, origin in uploads_of(view, member, WEIGHTS):
@@ -165,19 +174,19 @@ def changes_of(view: View, most: int, shadows: Callable[[Parameters], Mapping[st
         records = {client: float(one.held.sum(1).double().mean()) for client, one in by_client.items()}
         records |= {member: float(len(view.own_data[member][1])) for member in mine}
         weights = _weights(view, records)
-        change = _change(end, start, values)
+        change = change_in(end, start, values)
         for member, model in mine.items():
-            change = change - weights[member] * _change(model, start, values)
+            change = change - weights[member] * change_in(model, start, values)
         parts = {}
         for client, one in by_client.items():
-            changes = torch.stack([_change(model, start, values) for model in one.models])
+            changes = torch.stack([change_in(model, start, values) for model in one.models])
             parts[client] = weights[client] * changes
         readings.append(Reading(seen=change, parts=parts, noise=unexplained([*parts.values()], change)))
     return readings
 
 
-def _change(model: Mapping[str, Tensor], start: Mapping[str, Tensor], most: int) -> Tensor:
-    """Return what was changed (P,), in float32; of more than `most` parameters every so many."""
+def change_in(model: Mapping[str, Tensor], start: Mapping[str, Tensor], most: int) -> Tensor:
+    """Return the change of a model by training (P,), in float32; of more than `most` parameters every so many."""
     change = torch.cat([(model[name] - start[name]).flatten().float() for name in sorted(start)])
     return change[:: -(-len(change) // most)]
 

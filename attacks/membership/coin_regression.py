@@ -21,6 +21,7 @@ from .._shadows import parts_of
 from .._uploads import WEIGHTS, after, updates_without_broadcast, uploads_of, with_payload
 from ._answers import RecordedAnswers, Treatment, evenly_spread, recorded
 from ._coins import scores_of
+from ._derived import MOST_PARAMETERS, change_in
 from ._queried import FLOOR, centred_logs, own_answers, stranger
 from ._ridge import Own, Regressed, regressed, regressed_in_parts, unexplained
 from ._rounds import FollowedAnswers, answered_in_rounds, followed
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CoinRegression", "CoinRegressionConfig"]
 
-_MOST_PARAMETERS = 100_000
 _SURE = 0.92
 """Share of left-out coins read right above which shadows end: under Gaussian errors an AUC of 0.976."""
 _DEVIATIONS = 3.0
@@ -152,7 +152,7 @@ class CoinRegression:
             uploads = list[_CoinEvidence]()
             for k in evenly_spread(len(sent), self.config.uploads).tolist():
                 message, start = sent[k]
-                change = _change(after(view, message, start), start)
+                change = change_in(after(view, message, start), start, MOST_PARAMETERS)
                 uploads.append(_CoinEvidence(values=change, kind="change", start=start))
             if not heard and not uploads:
                 continue
@@ -316,7 +316,8 @@ def _ranged(view: View, knowledge: Knowledge, client: str) -> _CoinEvidence | No
 def _answers(knowledge: Knowledge, study: Study, evidence: _CoinEvidence) -> Tensor:
     """Return for shadows what the victim's values are: (m, s, C), (m, P) or (m, 1)."""
     if evidence.x is None:
-        return torch.stack([_change(model, evidence.start or {}) for model in study.models])
+        start = evidence.start or {}
+        return torch.stack([change_in(model, start, MOST_PARAMETERS) for model in study.models])
     z = study.logits(knowledge, evidence.x)
     if evidence.kind == "logit_range":
         return z.abs().amax((1, 2))[:, None]
@@ -324,12 +325,6 @@ def _answers(knowledge: Knowledge, study: Study, evidence: _CoinEvidence) -> Ten
     if not evidence.treatment.top:
         return answers
     return torch.stack([evidence.treatment.as_sent(one) for one in answers])
-
-
-def _change(model: Parameters, start: Parameters) -> Tensor:
-    """Return the change of a model by training (P,), float32; of a large network, at every so many parameters."""
-    change = torch.cat([(model[name] - start[name]).flatten().float() for name in sorted(start)])
-    return change[:: -(-len(change) // _MOST_PARAMETERS)]
 
 
 def _read(theirs: Tensor, coins: Tensor, evidence: _CoinEvidence) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ from ._coins import against_its_pair
 from ._queried import ShadowConfig, probabilities, study_of
 from ._statistics import confidence, lira_offline, lira_online
 from ._study import core_of, missing
+from .lira import FEW
 
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CoopLiRA", "DistillationConfig", "DistillationLiRA"]
 
-_FEW = 64
-"""With at least this many models a candidate has its own variance (Carlini 2022, section VI-B)."""
 _LEAST_SAMPLES = 10
 """Smallest number of answers from which a surrogate learns anything."""
 _LEAST_OTHERS = 2
@@ -137,7 +136,7 @@ class DistillationLiRA:
                 phi,
                 reference,
                 inside[name],
-                fixed_variance=len(students) < _FEW,
+                fixed_variance=len(students) < FEW,
                 blur=answers[name].treatment.blur(phi),
             )
             guesses.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
@@ -209,7 +208,7 @@ class CoopLiRA:
                 phi,
                 reference,
                 torch.zeros(reference.shape, dtype=torch.bool),
-                fixed_variance=len(others) < _FEW,
+                fixed_variance=len(others) < FEW,
                 blur=answers[name].treatment.blur(phi),
             )
             guesses.append(Membership(target=name, scores=against_its_pair(scores, challenge)))

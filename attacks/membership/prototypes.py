@@ -21,6 +21,7 @@ from .._reading import reads_forms
 from .._uploads import clients_of, with_payload
 from ._answers import treatment_of
 from ._coins import scores_of
+from ._queried import centred_logs
 from ._ridge import Regressed, regressed_in_parts, regressed_sum, stacked
 from ._rounds import tables_of_shadows, tables_sent, teachers_of
 from ._study import Study, drawn, drawn_of_stranger, missing
@@ -124,8 +125,8 @@ class PrototypeRegression:
             shadows = theirs[:, now].double()
             mine = table
             if not plain:
-                shadows = _log_rows(shadows, floor)
-                mine = _log_rows(mine, floor)
+                shadows = centred_logs(shadows, floor)  # rows of classes without records are zero
+                mine = centred_logs(mine, floor)
             parts.append((shadows.flatten(1), mine.flatten(), treatment.variance))
         return _membership(challenge, regressed_in_parts(parts, study.coins, stack=True), len(parts))
 
@@ -232,12 +233,6 @@ def _only_right(tables: Mapping[int, Tensor]) -> bool:
         if not torch.equal(table[rows].argmax(1), rows):
             return False
     return True
-
-
-def _log_rows(tables: Tensor, floor: float) -> Tensor:
-    """Return logarithms of probabilities (..., C), each row less its mean; an empty row is zero."""
-    logs = tables.clamp_min(floor).log()
-    return logs - logs.mean(-1, keepdim=True)
 
 
 def _membership(challenge: Challenge, regression: Regressed, rounds: int) -> Membership:

@@ -128,8 +128,10 @@ class View:
             ValueError: an answer about the most likely classes names one twice, or one that does not exist.
         """
         # The same message may have another place in the file of another view, or of the transcript.
-        found = bisect_left(self.messages, message.seq, key=lambda m: m.seq)
-        own = next((m for m in self.messages[found : found + 1] if m == message), message)
+        place = bisect_left(self.messages, message.seq, key=lambda m: m.seq)
+        own = message
+        if place < len(self.messages) and self.messages[place] == message:
+            own = self.messages[place]
         tensors = weights_of(decode(read_payload(self.directory, own)), self.naming)
         for term in self.known_terms.get(message.seq, ()):
             known = self.tensors(term)

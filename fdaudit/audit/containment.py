@@ -31,6 +31,7 @@ def contained(
         views: the adversaries' views of one run.
         oracles: the oracles of the run.
         transport: `plain` or `encrypted`.
+        forms: of the run's models; a published message that does not fit them is no released model.
     """
     by_name = {view.name: view for view in views}
     # The numbers of each view's messages, and the clients whose records it holds.

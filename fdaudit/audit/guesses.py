@@ -28,7 +28,6 @@ __all__ = [
     "GuessFile",
     "Guesses",
     "guesses_and_digest",
-    "read_guesses",
     "schema",
     "to_guesses",
 ]
@@ -107,17 +106,12 @@ def schema() -> dict[str, Any]:
     return Guesses.model_json_schema(by_alias=True)
 
 
-def read_guesses(path: Path) -> GuessFile:
-    """Return the guesses of a file, after checks that need no run.
+def guesses_and_digest(path: Path) -> tuple[GuessFile, str]:
+    """Return the guesses of a file, after checks that need no run, and the SHA-256 of the file's bytes.
 
     Raises:
         UsageError: the file cannot be read, is not JSON, or a field is wrong.
     """
-    return guesses_and_digest(path)[0]
-
-
-def guesses_and_digest(path: Path) -> tuple[GuessFile, str]:
-    """Return the guesses of a file, as `read_guesses` does, and the SHA-256 of the file's bytes."""
     remedy = "Write it by guesses.schema.json, which `fdaudit export-view` puts beside the view."
     try:
         data = read_file(path, JSON_BYTES)

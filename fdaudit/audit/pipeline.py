@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fdaudit.audit.backend import HERE, Elsewhere
 from fdaudit.audit.run import Run
 from fdaudit.audit.simulation import federate
 from fdaudit.audit.summary import conclude, provisional_result
 from fdaudit.evaluation.controls.kept import take_controls
 from fdaudit.evaluation.runner import attack_cells, budgeted, stand_by
 from fdaudit.parallel import malloc
+from fdaudit.parallel.pool import Workers
 from fdaudit.progress import Tick, no_progress
 from fdaudit.result import Cell
 from fdaudit.scoring.run_directory import RunDirectory
@@ -33,7 +33,7 @@ def perform(
     *,
     resume: bool = False,
     seed_from: Path | None = None,
-    elsewhere: Elsewhere = HERE,
+    workers: Workers | None = None,
     tick: Tick = no_progress,
     budget: float | None = None,
     provisional: Callable[[str], None] | None = None,
@@ -46,7 +46,7 @@ def perform(
         resume: continue after the last complete round.
         seed_from: a run directory whose seed and secret are used again, and the outcomes of controls that depend on
             nothing else.
-        elsewhere: other machines that share the work.
+        workers: other machines that run attack cells; outcomes are the same bytes with and without them.
         tick: called with the current activity, the steps done, and the total.
         budget: seconds for all of it; attacks are reduced or left out so that they fit, see `budgeted`. Utility is
             measured on fewer test records if measuring would take much of it.
@@ -58,11 +58,9 @@ def perform(
     """
     with together():
         run = federated(
-            source, out, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=tick, budget=budget
+            source, out, resume=resume, seed_from=seed_from, workers=workers, tick=tick, budget=budget
         )
-        attacked(
-            run, seed_from=seed_from, elsewhere=elsewhere, tick=tick, budget=budget, provisional=provisional
-        )
+        attacked(run, seed_from=seed_from, workers=workers, tick=tick, budget=budget, provisional=provisional)
 
 
 def federated(
@@ -71,7 +69,7 @@ def federated(
     *,
     resume: bool = False,
     seed_from: Path | None = None,
-    elsewhere: Elsewhere = HERE,
+    workers: Workers | None = None,
     tick: Tick = no_progress,
     budget: float | None = None,
 ) -> RunDirectory:
@@ -82,7 +80,7 @@ def federated(
         if (out / MANIFEST).is_file():
             return run
         case = run.case
-        if elsewhere.cells is None:
+        if workers is None:
             stand_by(case)
         tick(case.protocol.card.name, 0, case.protocol_config.rounds)
         seconds = time.perf_counter()
@@ -108,7 +106,7 @@ def attacked(
     *,
     seed_from: Path | None = None,
     beside: Sequence[Path] = (),
-    elsewhere: Elsewhere = HERE,
+    workers: Workers | None = None,
     tick: Tick = no_progress,
     budget: float | None = None,
     provisional: Callable[[str], None] | None = None,
@@ -118,14 +116,14 @@ def attacked(
         if seed_from is not None:
             take_controls(seed_from, run.path)
         training = read_timings(run.path).get("federation", 0.0)
-        allotted, clock = budgeted(run, budget, training=training, workers=elsewhere.cells)
+        allotted, clock = budgeted(run, budget, training=training, workers=workers)
         early = None
         if provisional is not None:
             early = partial(_report_early, run, provisional)
         attack_cells(
             allotted,
             beside=beside,
-            workers=elsewhere.cells,
+            workers=workers,
             tick=tick,
             clock=clock,
             early=early,
@@ -144,6 +142,3 @@ def _report_early(run: RunDirectory, written: Callable[[str], None], to_come: Se
     if result.unfinished is not None:
         progress = f", {result.unfinished.words}"
     written(f"provisional report{progress}: {page}")
-
-
-# -- the stages -----------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from fdaudit.handout.oracle_access import exposed
 from fdaudit.planning.case import Case
 from fdaudit.planning.message_sizes import fixed_events
 from fdaudit.planning.simulated import references_of
+from fdaudit.progress import Tick
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.schema import RecordRounds
 from fdaudit.storage.tables import csv_text
@@ -32,9 +33,6 @@ from fdaudit.transcript.transcript import Position, Transcript, read_messages
 from fdaudit.transcript.wire import Wire
 
 __all__ = ["UtilityWriter", "federate"]
-
-Tick = Callable[[str, int, int], None]
-"""Progress: activity, steps done, total."""
 
 _TESTED = 4_000_000_000
 """Floating-point operations on test records for each second of a budget: about a tenth of what two cores do."""

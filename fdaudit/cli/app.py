@@ -44,8 +44,8 @@ from fdaudit.progress import answer, printer, progress, say, show, terminable, t
 from fdaudit.storage.locks import together
 
 if TYPE_CHECKING:
-    from fdaudit.audit.backend import Elsewhere
     from fdaudit.audit.run import Run
+    from fdaudit.parallel.pool import Workers
     from fdaudit.progress import Tick
     from fdaudit.result import Cell, Gate, Result
 
@@ -159,8 +159,8 @@ def quickstart(
                 [f"== {run.directory.name}", *outcome(run.result, verbose=verbose), f"report  {page}", ""]
             )
 
-    with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
-        finished, page = suite.quickstart(out, resume=resume, elsewhere=far, tick=tick, reported=reported)
+    with _at_work(as_json, executor, workers, address, "--resume") as (tick, remote):
+        finished, page = suite.quickstart(out, resume=resume, workers=remote, tick=tick, reported=reported)
     comparison = load_json(page.with_name("comparison.json"))
     if as_json:
         pages = {r.directory: r.page for r in finished}
@@ -226,13 +226,13 @@ def run(
 
         refuse_honest(load_spec(spec), str(spec))
     with together():  # no other process writes between the run and its report
-        with _at_work(as_json, executor, workers, address, "--resume") as (tick, far):
+        with _at_work(as_json, executor, workers, address, "--resume") as (tick, remote):
             finished = api.run(
                 spec,
                 out,
                 resume=resume,
                 seed_from=seed_from,
-                elsewhere=far,
+                workers=remote,
                 tick=tick,
                 budget=budget,
                 provisional=with_report,
@@ -250,8 +250,8 @@ def run(
 @contextmanager
 def _at_work(
     as_json: bool, executor: str, workers: int | None, address: str | None, *resuming: str
-) -> Iterator[tuple[Tick, Elsewhere]]:
-    """Yield the progress callback and the other machines that share a run's work.
+) -> Iterator[tuple[Tick, Workers | None]]:
+    """Yield the progress callback and the other machines that run attack cells, if any.
 
     `resuming` are the flags with which the same command goes on after an interrupt.
     """
@@ -260,9 +260,9 @@ def _at_work(
         redirect_stdout(sys.stderr),
         terminable(),
         progress(quiet=as_json, again=typed_again(*resuming)) as tick,
-        elsewhere(executor, workers, address) as far,
+        elsewhere(executor, workers, address) as remote,
     ):
-        yield tick, far
+        yield tick, remote
 
 
 def _conclude(finished: Run, path: Path | None, as_json: bool, verbose: bool) -> None:
@@ -291,10 +291,6 @@ def _end(results: Mapping[str, Result]) -> None:
     """
     failed = []
     for name, result in results.items():
-        contradicted = [c for c in result.checks if c.verdict == "contradicted"]
-        lines = [f"cell {c.id} failed: {c.reason}" for c in result.cells if c.status == "failed"]
-        lines += [f"gate {gate.name} failed: {_broken(gate)}" for gate in result.failed_gates]
-        lines += [f"the ε claimed for {c.adversary} is contradicted: {c.reason}" for c in contradicted]
         head = f"{name}: " if name else ""
         failed += [f"{head}cell {c.id} failed: {c.reason}" for c in result.failed_cells]
         failed += [f"{head}gate {g.name} failed: {_broken(g)}" for g in result.failed_gates]
@@ -385,11 +381,11 @@ def attack(
     interrupted: typer.Exit | None = None
     cells: Sequence[Cell] = ()
     try:
-        with _at_work(as_json, executor, workers, address) as (tick, far):
+        with _at_work(as_json, executor, workers, address) as (tick, remote):
             if name is None:
-                cells = api.attack_all(loaded, tick, far, budget)
+                cells = api.attack_all(loaded, tick, remote, budget)
             else:
-                cells = [api.attack(name, loaded, adversary, tick, far, **settings)]
+                cells = [api.attack(name, loaded, adversary, tick, remote, **settings)]
     except typer.Exit as error:
         interrupted = error
         if name is not None or loaded.result.unfinished is None:

@@ -14,14 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fdaudit.audit.backend import HERE, Elsewhere
 from fdaudit.cluster import connection
 from fdaudit.cluster.jobs import ClusterJob, work
 from fdaudit.cluster.transfer import write_tree
 from fdaudit.cluster.worker import ClusterTask, Line
 from fdaudit.errors import UsageError, nearest
 from fdaudit.evaluation.attack_pool import common_cache
-from fdaudit.parallel.pool import Answer
+from fdaudit.parallel.pool import Answer, Workers
 
 __all__ = ["EXECUTORS", "elsewhere", "refuse_misfit"]
 
@@ -33,8 +32,10 @@ _WRITTEN = ("attacks", "vault/rehearsal", "vault/scores")
 
 
 @contextmanager
-def elsewhere(executor: str, workers: int | None = None, address: str | None = None) -> Iterator[Elsewhere]:
-    """Yield the machines that share a run's work, by the executor's name, as long as they are needed.
+def elsewhere(
+    executor: str, workers: int | None = None, address: str | None = None
+) -> Iterator[Workers | None]:
+    """Yield the machines that run attack cells, by the executor's name, as long as they are needed; None: this one.
 
     Args:
         executor: one of `EXECUTORS`.
@@ -49,11 +50,11 @@ def elsewhere(executor: str, workers: int | None = None, address: str | None = N
         if workers is not None:
             remedy = "Set threads in the spec, or add --executor ray."
             raise UsageError("workers", workers, "is of use to Ray alone", remedy)
-        yield HERE
+        yield None
         return
     connection.refuse_unusable(address)
     with ExitStack() as stack:
-        yield Elsewhere(cells=_Cluster(lambda: stack.enter_context(connection.connected(workers, address))))
+        yield _Cluster(lambda: stack.enter_context(connection.connected(workers, address)))
 
 
 def refuse_misfit(executor: str, address: str | None) -> None:

@@ -15,7 +15,7 @@ from fdaudit.parallel.pool import leave
 from fdaudit.parallel.worker_loop import Say, serve
 
 if TYPE_CHECKING:
-    from fdaudit.evaluation.workers import Desk
+    from fdaudit.evaluation.workers import CellRunner
 
 __all__ = ["main"]
 
@@ -23,8 +23,8 @@ _home: str | None = None
 """A local directory only for the run of this process; it is removed with the process."""
 
 
-_desks: list[Desk] = []
-"""The desk of the run in hand, if any."""
+_runner: CellRunner | None = None
+"""The runner of the last run's cells, if it is still open."""
 
 
 def main() -> None:
@@ -40,33 +40,39 @@ def _prepare() -> None:
 
 
 def _work(value: dict[str, Any], say: Say) -> None:
-    """Say the outcome of each cell of a piece."""
+    """Say the outcome of each cell of a unit of work."""
     from fdaudit.errors import plugin_line
-    from fdaudit.evaluation.workers import Desk, Piece
+    from fdaudit.evaluation.workers import CellRunner, WorkUnit
     from fdaudit.scoring.run_directory import RunDirectory
     from fdaudit.spec.trust import trust_code
 
-    global _home
+    global _home, _runner
     trust_code(value["trusted"])
     os.environ.update(value.get("cache", {}))
     run = Path(value["run"])
     try:
-        if not _desks or _desks[0].run.path != run:
-            while _desks:
-                _desks.pop().close()
+        if _runner is None or _runner.run.path != run:
+            _close()
             home, tempfile.tempdir = value.get("home"), None
             if home is not None:  # temporary files go below it
                 Path(home, "tmp").mkdir(exist_ok=True, mode=0o700)
                 tempfile.tempdir = str(Path(home, "tmp"))
             _home = home
-            _desks.append(Desk(RunDirectory.reopen(run)))
-        piece = Piece.from_json(value, _desks[0].run.case)
-        for cell, seconds in _desks[0].cells(piece):
+            _runner = CellRunner(RunDirectory.reopen(run))
+        unit = WorkUnit.from_json(value, _runner.run.case)
+        for cell, seconds in _runner.cells(unit):
             say({"adversary": cell.adversary, "cell": cell.plain(), "seconds": seconds})
     except Exception as error:  # a cell's error fails that cell: here the run itself is unavailable
-        while _desks:
-            _desks.pop().close()
+        _close()
         say({"failed": f"{type(error).__name__}: {error}{plugin_line(error)}"})
+
+
+def _close() -> None:
+    """Remove the views that the last run's cells have exported, if any."""
+    global _runner
+    runner, _runner = _runner, None
+    if runner is not None:
+        runner.close()
 
 
 def _end() -> NoReturn:
@@ -74,8 +80,8 @@ def _end() -> NoReturn:
     from fdaudit.storage import scratch
 
     attacker.dismiss(for_good=True)
-    for desk in _desks if _home is None else ():
-        desk.close()
+    if _home is None:
+        _close()
     scratch.remove_all()
     leave(_home)
 

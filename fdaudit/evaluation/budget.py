@@ -4,7 +4,7 @@ Guarantees:
   * an allotment follows from the attacks' costs alone, and is decided once: the vault keeps it (`clock.py`);
   * no setting exceeds what profile and spec ask for, or falls below its least useful number;
   * one factor reduces the settings of all attacks. A setting that has reached its least number stays there;
-  * cheap attacks are kept, and run, before dear ones, and those that the spec names first before both.
+  * cheap attacks are kept, and run, before expensive ones, and those that the spec names first before both.
 """
 
 from __future__ import annotations
@@ -157,16 +157,16 @@ def allot(
     """
     seconds = for_attacks(budget, training)
     usable, least = _ALLOTTED * seconds, 0.0
-    fitting, dear = list[Cost](), list[Cost]()
+    fitting, too_expensive = list[Cost](), list[Cost]()
     for cost in _in_turn(costs, shared, least, first):
         if total([*fitting, cost], shared, processes, least) <= usable:
             fitting.append(cost)
         else:
-            dear.append(cost)
+            too_expensive.append(cost)
     factor = _factor(fitting, shared, processes, usable)
     fitting = _in_turn(fitting, shared, factor, first)
     left_out = []
-    for cost in dear:
+    for cost in too_expensive:
         needed = training + total([*fitting, cost], shared, processes, least) / _ALLOTTED
         left_out.append(LeftOut(attack=cost.attack, adversaries=cost.adversaries, needed=needed))
     settings = []
@@ -190,7 +190,7 @@ def allot(
 def _in_turn(
     costs: Iterable[Cost], shared: Mapping[str, Cost], factor: float, first: Collection[str]
 ) -> list[Cost]:
-    """Return the attacks that come first, and then the others, both from the cheapest to the dearest."""
+    """Return the attacks that come first, and then the others, both from the cheapest to the most expensive."""
     return sorted(_cheapest_first(costs, shared, factor), key=lambda cost: cost.attack not in first)
 
 

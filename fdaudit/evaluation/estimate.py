@@ -179,17 +179,19 @@ def costs_of(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]]) -> Co
         return None
     unit, federation = Unit.measured(case), read_timings(run.path).get("federation", 0.0)
     # All membership attacks share one rehearsal of the run: their power control.
-    shared = {_REHEARSAL: Cost(attack=_REHEARSAL, seconds=federation)}
-    costs, unstated, rehearsal = list[Cost](), list[str](), 0.0
+    rehearsal = Cost(attack=_REHEARSAL, seconds=federation)
+    shared, on_disk = {_REHEARSAL: rehearsal}, 0.0
+    costs, unstated = list[Cost](), list[str]()
     for attack, names in able.items():
         work = Work.of(attack.card)
         if work is None:
             unstated.append(attack.name)
             continue
-        cost = _cost(attack, work, names, case, unit, federation, shared)
+        cost, parts = _cost(attack, work, names, case, unit, rehearsal)
         costs.append(cost)
+        shared |= {part.attack: part for part in parts}
         if _REHEARSAL in cost.shared:
-            rehearsal = _on_disk(run.messages)
+            on_disk = _on_disk(run.messages)
     return Costs(
         attacks=tuple(costs),
         shared=shared,
@@ -197,7 +199,7 @@ def costs_of(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]]) -> Co
         cells=sum(map(len, able.values())),
         unstated=tuple(unstated),
         views=sum(one.gigabytes for one in seen.values()),
-        rehearsal=rehearsal,
+        rehearsal=on_disk,
     )
 
 
@@ -207,36 +209,36 @@ def _cost(
     names: tuple[str, ...],
     case: Case,
     unit: Unit,
-    federation: float,
-    shared: dict[str, Cost],
-) -> Cost:
-    """Return what an attack costs, and add the work that it shares to `shared`."""
-    settings = _reducible(attack, work, case.spec)
+    rehearsal: Cost,
+) -> tuple[Cost, list[Cost]]:
+    """Return what an attack costs by itself, and each part of its work that it may share with other attacks."""
+    settings, federation = _reducible(attack, work, case.spec), rehearsal.seconds
     control, trained = _control(attack, work, case, unit, federation)
-    shared[control.attack] = control
-    needs, runs = [control.attack], 1
+    parts, runs = [control], 1
     if GOALS[attack.card.goal].challenged:
-        runs += case.spec.canaries is not None
+        if case.spec.canaries is not None:
+            runs += 1
         if case.spec.rehearses and case.stand_in is not None:
-            needs.append(_REHEARSAL)
+            parts.append(rehearsal)
             runs += 1
     if work.victims:
         steps = unit.trained * case.spec.victims * round_of(case)
-        needs.append(_shadows("shadows of each victim", (work.victims,), steps, attack, settings, shared))
+        parts.append(_shadows("shadows of each victim", (work.victims,), steps, attack, settings))
     if work.shadows:
         # One set is for the run, and one for the control.
-        needs.append(_shadows("shadows", work.shadows, 2 * unit.trained, attack, settings, shared))
+        parts.append(_shadows("shadows", work.shadows, 2 * unit.trained, attack, settings))
     # A control runs the attack twice, where it must work and where it must fail.
     once = max(work.once - trained, min(work.once, 2 * work.each))
     quick = unit.seconds * (once + runs * len(names) * work.each) + work.rehearsals * federation
     leading = [s.asked / s.least for s in settings.values() if s.work == "leads"]
-    return Cost(
+    cost = Cost(
         attack=attack.name,
         adversaries=names,
         seconds=quick * work.growth(attack) * max(leading, default=1.0),
-        shared=tuple(needs),
+        shared=tuple(part.attack for part in parts),
         settings=settings,
     )
+    return cost, parts
 
 
 def _shadows(
@@ -245,9 +247,8 @@ def _shadows(
     seconds: float,
     attack: AttackPlan,
     settings: Mapping[str, ReducibleSetting],
-    shared: dict[str, Cost],
-) -> str:
-    """Add shadow models, which attacks with the same numbers share, to `shared`; return their name.
+) -> Cost:
+    """Return what shadow models cost, which attacks with the same numbers share.
 
     Args:
         what: the kind of models.
@@ -255,15 +256,13 @@ def _shadows(
         seconds: for a product of 1.
         attack: the attack.
         settings: its settings that may be reduced.
-        shared: the work that attacks share.
     """
     params = attack.params or {}
     numbers = [number for count in counts if type(number := params.get(count)) is int]
     counted = {n: replace(settings[n], work="multiplies") for n in counts if n in settings}
     bounds = [(one.asked, one.least) for one in counted.values()]
     name = f"{what}: {numbers} {bounds}"
-    shared[name] = Cost(attack=name, seconds=seconds * math.prod(numbers), settings=counted)
-    return name
+    return Cost(attack=name, seconds=seconds * math.prod(numbers), settings=counted)
 
 
 def _control(attack: AttackPlan, work: Work, case: Case, unit: Unit, federation: float) -> tuple[Cost, float]:
@@ -277,7 +276,10 @@ def _control(attack: AttackPlan, work: Work, case: Case, unit: Unit, federation:
         by_heart = min(auxiliary // 2, most, most_by_heart(case.architecture.parameters))
     elif on in ("average", "federation"):
         by_heart = min(0.35 * auxiliary, most) + 0.3 * auxiliary
-    seconds = unit.seconds * (_BY_HEART * by_heart / BATCH or trained)
+    steps = trained
+    if by_heart:
+        steps = _BY_HEART * by_heart / BATCH
+    seconds = unit.seconds * steps
     if on == "labels" and federation:
         # It repeats some rounds of the run's federation with some of its clients.
         rounds, repeated, clients = case.settings.get("rounds"), 1.0, rehearsals.MOST_CLIENTS

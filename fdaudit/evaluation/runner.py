@@ -1,8 +1,8 @@
 """The attack stage of a run: decides which cells run, in which order, and stores each at once.
 
 Guarantees:
-  * with a budget of time, cells run from the cheapest attack to the dearest. Those that have no answer when it is spent
-    are marked as not tested;
+  * with a budget of time, cells run from the cheapest attack to the most expensive. Those that have no answer when it
+    is spent are marked as not tested;
   * without one, the quick attacks run first if somebody waits for a provisional report. The order changes no outcome.
 """
 
@@ -23,7 +23,7 @@ from fdaudit.evaluation.clock import Clock, forget_budget, kept_budget
 from fdaudit.evaluation.estimate import Costs, Estimate, costs_of, estimate
 from fdaudit.evaluation.stage import Stage, handed_folder, not_asked, to_come
 from fdaudit.evaluation.steps import Work
-from fdaudit.evaluation.workers import Piece, number_of_processes, one_thread, outcomes, workers_for
+from fdaudit.evaluation.workers import WorkUnit, number_of_processes, one_thread, outcomes, workers_for
 from fdaudit.parallel.pool import Pool, Workers
 from fdaudit.planning.case import Case
 from fdaudit.progress import Tick, no_progress
@@ -66,33 +66,22 @@ def attack_cells(
         The cells that ran, in the order of adversaries, then of attacks.
     """
     case, path = run.case, run.path
-    adversaries = _adversaries(case)
-    deadline = None if clock is None else clock.deadline
-    cells = dict[tuple[str, str], Cell]()
-    pieces = list[Piece]()
-    for attack, names in due_cells(run, only, again).items():
-        to_run = []
-        for name in names:
-            unasked = not_asked(case, name, attack)
-            if unasked is None:
-                to_run.append(name)
-            else:
-                cells[name, attack.name] = unasked
-        if to_run:
-            pieces.append(Piece(path, attack, tuple(to_run), tuple(beside), deadline))
+    units, unasked = _planned(run, due_cells(run, only, again), beside, clock)
+    cells = {(cell.adversary, cell.attack): cell for cell in unasked}
     make_folder(path / "attacks")
     save_json_together({_path(path, *place): cell.plain() for place, cell in cells.items()}, indent=1)
-    for cell in cells.values():
+    for cell in unasked:
         stored(cell)
-    costs = _costs(run, pieces, clock)
-    processes = number_of_processes(case, sum(len(p.adversaries) for p in pieces), workers)
-    dear = set() if early is None else _dear(costs, processes)
-    if clock is not None:
-        pieces = _cheapest_first(pieces, clock.budget.order)
-    else:
-        pieces = sorted(pieces, key=lambda piece: piece.attack.name in dear)
-    total = len(adversaries) * len(case.attacks)
-    finished = total - sum(len(p.adversaries) for p in pieces)
+    costs = _costs(run, units, clock)
+    to_run = sum(len(unit.adversaries) for unit in units)
+    processes = number_of_processes(case, to_run, workers)
+    slow_attacks = set[str]()
+    if early is not None:
+        slow_attacks = _slow_attacks(costs, processes)
+    units = _ordered(units, slow_attacks, clock)
+    places = [(adversary, attack.name) for adversary in _adversaries(case) for attack in case.attacks]
+    total = len(places)
+    finished = total - to_run
 
     def say(what: str) -> None:
         tick(f"attacks ({what})", finished, total)
@@ -101,8 +90,11 @@ def attack_cells(
         _say_estimate(estimate(run, costs, processes), tick, clock)
     if clock is not None:
         tick(f"attacks  {clock.budget.short}", 0, 0)
-    quick_left = {(a, p.attack.name) for p in pieces for a in p.adversaries if p.attack.name not in dear}
-    with closing(outcomes(run, pieces, workers, say)) as answers:
+    quick_left = set[tuple[str, str]]()
+    for unit in units:
+        if unit.attack.name not in slow_attacks:
+            quick_left.update((adversary, unit.attack.name) for adversary in unit.adversaries)
+    with closing(outcomes(run, units, workers, say)) as answers:
         for cell, seconds in answers:
             save_json(_path(path, cell.adversary, cell.attack), cell.plain(), indent=1)
             forget_other_scores(run.vault, cell)
@@ -115,10 +107,45 @@ def attack_cells(
             say(f"{cell.adversary}: {cell.attack}")
             quick_left.discard((cell.adversary, cell.attack))
             if early is not None and not quick_left and finished < total:
-                early(_rest(case, pieces, cells))
+                early(_rest(case, units, cells))
                 early = None
-    places = [(adversary, attack.name) for adversary in adversaries for attack in case.attacks]
     return [cells[place] for place in places if place in cells]
+
+
+def _planned(
+    run: RunDirectory, due: Mapping[AttackPlan, Sequence[str]], beside: Sequence[Path], clock: Clock | None
+) -> tuple[list[WorkUnit], list[Cell]]:
+    """Return what is to run of the cells that are due, and the cells of what the spec or the budget leaves out."""
+    deadline = None if clock is None else clock.deadline
+    units, unasked = list[WorkUnit](), list[Cell]()
+    for attack, names in due.items():
+        to_run = []
+        for name in names:
+            cell = not_asked(run.case, name, attack)
+            if cell is None:
+                to_run.append(name)
+            else:
+                unasked.append(cell)
+        if to_run:
+            units.append(WorkUnit(run.path, attack, tuple(to_run), tuple(beside), deadline))
+    return units, unasked
+
+
+def _ordered(units: Sequence[WorkUnit], slow_attacks: Collection[str], clock: Clock | None) -> list[WorkUnit]:
+    """Return units with those of slow attacks last; with a budget, from the cheapest attack to the most expensive.
+
+    With a budget those that apply nowhere come first, and those of unknown cost last.
+    """
+    if clock is None:
+        return sorted(units, key=lambda unit: unit.attack.name in slow_attacks)
+    place = {name: number for number, name in enumerate(clock.budget.order)}
+
+    def rank(unit: WorkUnit) -> int:
+        if Work.of(unit.attack.card) is None:
+            return len(place)
+        return place.get(unit.attack.name, -1)
+
+    return sorted(units, key=rank)
 
 
 def due_cells(
@@ -206,18 +233,6 @@ def _applicable(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]]) ->
     return {attack: able[attack] for attack in cells if attack in able}
 
 
-def _cheapest_first(pieces: Sequence[Piece], order: Sequence[str]) -> list[Piece]:
-    """Return pieces from the cheapest attack to the dearest: first those that apply nowhere, last unknown costs."""
-    place = {name: number for number, name in enumerate(order)}
-
-    def rank(piece: Piece) -> int:
-        if Work.of(piece.attack.card) is None:
-            return len(place)
-        return place.get(piece.attack.name, -1)
-
-    return sorted(pieces, key=rank)
-
-
 def stand_by(case: Case) -> None:
     """Start the local processes for a run's cells, so that they are ready when its federation ends."""
     cells = sum(len(a.adversaries) for a in case.attacks if a.params is not None)
@@ -228,15 +243,15 @@ def stand_by(case: Case) -> None:
         dismiss()
 
 
-def _costs(run: RunDirectory, pieces: Sequence[Piece], clock: Clock | None) -> Costs | None:
-    """Return what the pieces cost; with a budget, those that it allots time to."""
+def _costs(run: RunDirectory, units: Sequence[WorkUnit], clock: Clock | None) -> Costs | None:
+    """Return what the units cost; with a budget, those that it allots time to."""
     if clock is not None:  # others have said that they do not apply
-        pieces = [p for p in pieces if p.attack.name in clock.budget.order]
+        units = [unit for unit in units if unit.attack.name in clock.budget.order]
     with one_thread():
-        return costs_of(run, {p.attack: p.adversaries for p in pieces})
+        return costs_of(run, {unit.attack: unit.adversaries for unit in units})
 
 
-def _dear(costs: Costs | None, processes: int) -> set[str]:
+def _slow_attacks(costs: Costs | None, processes: int) -> set[str]:
     """Return the attacks that are not quick: their cells take long, or state no work."""
     if costs is None:
         return set()
@@ -244,13 +259,13 @@ def _dear(costs: Costs | None, processes: int) -> set[str]:
     return {*stated, *costs.unstated}.difference(quick(costs.attacks, costs.shared, processes))
 
 
-def _rest(case: Case, pieces: Sequence[Piece], done: Collection[tuple[str, str]]) -> list[Cell]:
+def _rest(case: Case, units: Sequence[WorkUnit], done: Collection[tuple[str, str]]) -> list[Cell]:
     """Return the cells that are still to come, as a provisional report shows them."""
     cells = list[Cell]()
-    for piece in pieces:
-        for adversary in piece.adversaries:
-            if (adversary, piece.attack.name) not in done:
-                cells.append(to_come(case, adversary, piece.attack))
+    for unit in units:
+        for adversary in unit.adversaries:
+            if (adversary, unit.attack.name) not in done:
+                cells.append(to_come(case, adversary, unit.attack))
     return cells
 
 

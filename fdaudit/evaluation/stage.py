@@ -222,13 +222,12 @@ class Stage:
             issued = self.task(adversary.name, attack)
             guesses, queries, reason = self._tried(base, adversary, issued, assumed)
             if not guesses:
-                advice = self.case.advice(attack)
-                return base.cell("not-applicable", reason="; ".join(filter(None, (reason, advice))))
+                return base.cell("not-applicable", reason=self._with_advice(reason, attack))
             if not (guesses := self.run.scorer.scorable(guesses)):
                 return base.cell("not-applicable", reason=_NO_MODEL)
             figures, targets = self.run.scorer.score(base.id, guesses, assumed)
             figures = tuple(self._annotated(figure, attack) for figure in figures)
-            on_canaries, others = self._on_canaries(base, adversary)
+            on_canaries, canary_guesses = self._on_canaries(base, adversary)
             if deadline is not None and deadline.left <= 0:  # without controls its figures show nothing
                 return base.cell("not-tested", reason=deadline.before_its_end)
             controls = kept_controls(attack, self.run, adversary.name, beside)
@@ -247,7 +246,7 @@ class Stage:
                 canaries=on_canaries,
             )
             if GOALS[cell.goal].challenged:
-                keep_scores(self.run.vault, cell, guesses, others)
+                keep_scores(self.run.vault, cell, guesses, canary_guesses)
         except AttackFailedError as error:
             return base.cell("failed", reason=str(error))
         except Exception as error:  # an attack may be third-party code, and answer anything
@@ -289,11 +288,13 @@ class Stage:
         with one_cell(self.case.spec.seconds_per_cell):
             guesses, _, reason = self._tried(base, adversary, task, assumptions(self.case, attack.card))
         if not guesses:
-            reasons = "; ".join(filter(None, (reason, self.case.advice(attack))))
-            raise RunError(
-                "ATTACK", attack.name, f"does not apply ({reasons})", "Choose another attack or adversary."
-            )
+            problem = f"does not apply ({self._with_advice(reason, attack)})"
+            raise RunError("ATTACK", attack.name, problem, "Choose another attack or adversary.")
         return guesses
+
+    def _with_advice(self, reason: str, attack: AttackPlan) -> str:
+        """Return why an attack does not apply, and what would let it, as far as the case knows."""
+        return "; ".join(filter(None, (reason, self.case.advice(attack))))
 
     def failed(self, adversary: str, attack: AttackPlan, reason: str) -> Cell:
         """Return the cell of an attack that could not finish."""

@@ -34,7 +34,7 @@ from fdaudit.result import Cell, read_cell
 from fdaudit.scoring.run_directory import RunDirectory
 from fdaudit.spec.trust import trusted_code
 
-__all__ = ["Desk", "Piece", "number_of_processes", "one_thread", "outcomes", "workers_for"]
+__all__ = ["CellRunner", "WorkUnit", "number_of_processes", "one_thread", "outcomes", "workers_for"]
 
 _DEVICE_FULL = "CUDA out of memory"
 """What PyTorch says if a GPU has no memory left; other processes may have taken it."""
@@ -43,8 +43,8 @@ _GRACE = 10.0
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One attack against some adversaries of one run: the unit of work of a process.
+class WorkUnit:
+    """One attack against some adversaries of one run, for one process.
 
     `beside` lists runs with the same secret, whose controls count here as well. `deadline` is the end of the budget.
     """
@@ -56,7 +56,7 @@ class Piece:
     deadline: Deadline | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the piece as a JSON object, without the attack's code."""
+        """Return the unit as a JSON object, without the attack's code."""
         return {
             "run": str(self.run.resolve()),
             "attack": self.attack.asked or self.attack.name,
@@ -69,8 +69,8 @@ class Piece:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any], case: Case) -> Piece:
-        """Return the piece, with its attack loaded by its name."""
+    def from_json(cls, value: dict[str, Any], case: Case) -> WorkUnit:
+        """Return the unit, with its attack loaded by its name."""
         attack = plan_attack(value["attack"], value["params"], case.spec, "attack", tuple(value["among"]))
         end = value.get("deadline")
         return cls(
@@ -82,8 +82,8 @@ class Piece:
         )
 
 
-class Desk:
-    """A process's workplace for cells of one run: adversaries' views stay exported while it is open."""
+class CellRunner:
+    """Runs cells of one run in this process; adversaries' views stay exported while it is open."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -95,14 +95,14 @@ class Desk:
         run = replace(self.run, case=self.run.case.on_one_thread())
         return Stage(run, self._open.enter_context(handed_folder()))
 
-    def cells(self, piece: Piece) -> Iterator[tuple[Cell, float]]:
-        """Yield each adversary's cell of a piece, and its duration in seconds."""
-        for name in piece.adversaries:
+    def cells(self, unit: WorkUnit) -> Iterator[tuple[Cell, float]]:
+        """Yield each adversary's cell of a unit, and its duration in seconds."""
+        for name in unit.adversaries:
             begun = time.perf_counter()
             if name not in self._adversaries:
                 self._adversaries[name] = self._open.enter_context(self._stage.adversary(name))
             with one_thread():
-                cell = self._stage.cell(self._adversaries[name], piece.attack, piece.beside, piece.deadline)
+                cell = self._stage.cell(self._adversaries[name], unit.attack, unit.beside, unit.deadline)
             torch.cuda.empty_cache()  # processes of other cells may share the device
             yield cell, time.perf_counter() - begun
 
@@ -112,67 +112,67 @@ class Desk:
 
 
 def outcomes(
-    run: RunDirectory, pieces: Sequence[Piece], others: Workers | None, say: Callable[[str], None]
+    run: RunDirectory, units: Sequence[WorkUnit], others: Workers | None, say: Callable[[str], None]
 ) -> Generator[tuple[Cell, float], None, None]:
-    """Yield every cell of the pieces when it is done, run here or by workers if there is enough to do.
+    """Yield every cell of the units when it is done, run here or by workers if there is enough to do.
 
     Cells whose process was killed, lost or out of memory run again, in turn.
     """
-    workers = workers_for(run.case, sum(len(p.adversaries) for p in pieces), others)
-    if workers is not None and len(pieces) < workers.size:  # few attacks: split by adversary instead
-        pieces = [replace(p, adversaries=(a,)) for p in pieces for a in p.adversaries]
-    if workers is None or len(pieces) < 2:
-        with closing(Desk(run)) as desk:
-            for piece in pieces:
-                yield from desk.cells(piece)
+    workers = workers_for(run.case, sum(len(unit.adversaries) for unit in units), others)
+    if workers is not None and len(units) < workers.size:  # few attacks: split by adversary instead
+        units = [replace(unit, adversaries=(a,)) for unit in units for a in unit.adversaries]
+    if workers is None or len(units) < 2:
+        with closing(CellRunner(run)) as runner:
+            for unit in units:
+                yield from runner.cells(unit)
         return
     torch.cuda.empty_cache()  # what training reserved is for the workers
-    stage, lost = Stage(run), list[Piece]()
-    for piece, cell, seconds in _reported(stage, pieces, workers, say):
+    stage, lost = Stage(run), list[WorkUnit]()
+    for unit, cell, seconds in _reported(stage, units, workers, say):
         if cell.status == "failed" and (cell.reason in (ENDED, KILLED) or _DEVICE_FULL in cell.reason):
-            lost.append(replace(piece, adversaries=(cell.adversary,)))
+            lost.append(replace(unit, adversaries=(cell.adversary,)))
         else:
             yield cell, seconds
-    for piece in lost:
-        if piece.deadline is not None and piece.deadline.left <= 0:
-            for name in piece.adversaries:
-                yield stage.untested(name, piece.attack, piece.deadline.before_its_end), 0.0
+    for unit in lost:
+        if unit.deadline is not None and unit.deadline.left <= 0:
+            for name in unit.adversaries:
+                yield stage.untested(name, unit.attack, unit.deadline.before_its_end), 0.0
             continue
-        say(f"{piece.attack.name}: again, alone")
-        for _, cell, seconds in _reported(stage, [piece], workers, say):
+        say(f"{unit.attack.name}: again, alone")
+        for _, cell, seconds in _reported(stage, [unit], workers, say):
             yield cell, seconds
 
 
 def _reported(
-    stage: Stage, pieces: Sequence[Piece], workers: Workers, say: Callable[[str], None]
-) -> Generator[tuple[Piece, Cell, float], None, None]:
-    """Yield every cell with its piece; cells that the workers could not finish have failed."""
-    unanswered = [list(p.adversaries) for p in pieces]
-    deadline = pieces[0].deadline
-    tasks = [p.to_json() for p in pieces]
+    stage: Stage, units: Sequence[WorkUnit], workers: Workers, say: Callable[[str], None]
+) -> Generator[tuple[WorkUnit, Cell, float], None, None]:
+    """Yield every cell with its unit; cells that the workers could not finish have failed."""
+    unanswered = [list(unit.adversaries) for unit in units]
+    deadline = units[0].deadline
+    tasks = [unit.to_json() for unit in units]
     if deadline is not None and isinstance(workers, Pool):
         work = workers.work(tasks, deadline.until + _GRACE)
     else:
         work = workers.work(tasks)
     with closing(work) as answers:
         for number, line in answers:
-            attack = pieces[number].attack
+            attack = units[number].attack
             if line is not None and "tick" in line:
                 what, step, of = line["tick"]
                 say(f"{attack.name}: {what} {step}/{of}")
             elif line is not None and "cell" in line:
                 unanswered[number].remove(line["adversary"])
-                yield pieces[number], read_cell(line["cell"], attack.name), float(line["seconds"])
+                yield units[number], read_cell(line["cell"], attack.name), float(line["seconds"])
             else:
                 failure = line or {"failed": ENDED}
                 for name in tuple(failure.get("adversaries", unanswered[number])):
                     unanswered[number].remove(name)
-                    yield pieces[number], stage.failed(name, attack, failure["failed"]), 0.0
+                    yield units[number], stage.failed(name, attack, failure["failed"]), 0.0
     if deadline is None:
         return
-    for piece, names in zip(pieces, unanswered, strict=True):
+    for unit, names in zip(units, unanswered, strict=True):
         for name in names:
-            yield piece, stage.untested(name, piece.attack, deadline.not_in_time), 0.0
+            yield unit, stage.untested(name, unit.attack, deadline.not_in_time), 0.0
 
 
 def number_of_processes(case: Case, cells: int, others: Workers | None) -> int:

@@ -18,6 +18,7 @@ from fdaudit.federation.protocol import (
     ProtocolConfig,
     Round,
     Setting,
+    arrived,
 )
 from fdaudit.federation.simple import Computed, SimpleProtocol, mean
 from fdaudit.federation.state import basis_of, keep_basis, put, take
@@ -61,6 +62,7 @@ __all__ = [
     "Setting",
     "SimpleProtocol",
     "SimpleProtocolCard",
+    "arrived",
     "basis_of",
     "child",
     "child_seed",

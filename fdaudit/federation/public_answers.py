@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
@@ -19,6 +19,7 @@ from fdaudit.rng import child
 from fdaudit.training.trainer import Fit, Job
 from fdaudit.transcript.samples import narrow, sample_index
 from fdaudit.transcript.wire import Delivery
+from fdaudit.types import Trained
 
 __all__ = [
     "CRAFTED_PROXY",
@@ -31,6 +32,7 @@ __all__ = [
     "PublicRequests",
     "PublicTraining",
     "Share",
+    "WarmUp",
     "answer",
     "average",
     "ballot",
@@ -93,6 +95,25 @@ class PublicRequests(LocalTraining):
 
     public_batch: int = Field(512, ge=1)
     """Public samples a round, drawn again each round; all of them if there are fewer."""
+
+
+class WarmUp(PublicRequests):
+    """Training on private records before the first round, for `warm_up_steps`: a field of each configuration below."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def warm_up_steps(self) -> int:
+            """Return the number of SGD steps before the first round."""
+            ...
+
+    def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
+        """Return the warm-up, then one training a round."""
+        if of != "model":
+            return ()
+        if not self.warm_up_steps:
+            return super().trainings()
+        return ({"steps": self.warm_up_steps}, *super().trainings())
 
 
 class PublicTraining(PublicRequests):

@@ -9,11 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
-from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,10 +48,8 @@ __all__ = [
     "FROM_FILES",
     "MODELS",
     "OF_TEXTS",
-    "PAPER_TABLES",
     "Architecture",
     "architecture",
-    "paper_model",
 ]
 
 _Shape = tuple[int, ...]
@@ -91,29 +87,6 @@ DENSE = ("unet",)
 
 MODELS: tuple[str, ...] = (*sorted((*_ZOO, *_ZOO_OF_TEXTS)), "import:package.module:Class")
 """Every name `model.name` may have; the last is a pattern."""
-
-_TABLE_3 = (
-    *["cnn-5-5"] * 2,
-    *["cnn-3-3"] * 2,
-    *["cnn-5-3"] * 2,
-    *["mlp-1024-512-256"] * 2,
-    *["mlp-1024-1024"] * 2,
-)
-_TABLE_4 = (*["resnet18"] * 4, *["resnet34"] * 4, *["resnet50"] * 2)
-_TABLES = {
-    "pneumonia": ("cnn-5-5", "cnn-3-3", "mlp-1024-512-256", "mlp-1024-1024"),
-    "mnist": _TABLE_3,
-    "fashion-mnist": _TABLE_3,
-    "cifar10": _TABLE_4,
-}
-
-PAPER_TABLES: Mapping[tuple[str, int], str] = MappingProxyType(
-    {(task, client): name for task, names in _TABLES.items() for client, name in enumerate(names, start=1)}
-)
-"""Model names by task and client, numbered from 1 as in Shao 2023: Table 2 (`pneumonia`), Table 3 (`mnist`,
-`fashion-mnist`), Table 4 (`cifar10`, whose heads `paper_model` adds)."""
-
-_PAPER_HEADS = ((128, 64), (128, 64), (256,), (256,), (128, 64), (128, 64), (256,), (256,), (256,), (256,))
 
 
 class _OperationCounter(TorchDispatchMode):
@@ -372,21 +345,6 @@ def architecture(
         problem = f"has {design.parameters:,} parameters, more than {MOST_PARAMETERS:,}"
         raise SpecError("model.name", spec.name, problem, "Choose a smaller network.")
     return design
-
-
-def paper_model(task: str, client: int) -> ModelSpec:
-    """Return the model of `client` (from 1) in Shao 2023's table for `task`, heads included.
-
-    Raises:
-        SpecError: the tables have no such task or client.
-    """
-    if (task, client) not in PAPER_TABLES:
-        value = f"{task}, client {client}"
-        raise SpecError("model", value, "is in none of the tables", nearest(task, _TABLES))
-    params: dict[str, JsonValue] = {}
-    if task == "cifar10":
-        params["head"] = list(_PAPER_HEADS[client - 1])
-    return ModelSpec(name=PAPER_TABLES[task, client], params=params)
 
 
 def _module(design: Architecture) -> nn.Module:

@@ -16,9 +16,9 @@ from pathlib import Path
 from threading import Event
 
 from fdaudit import api
-from fdaudit.audit.backend import HERE, Elsewhere
 from fdaudit.audit.pipeline import attacked, federated
 from fdaudit.audit.run import Run
+from fdaudit.parallel.pool import Workers
 from fdaudit.progress import Tick, no_progress
 from fdaudit.quickstart.place import PROTOCOLS, refuse_occupied
 from fdaudit.spec.schema import Spec, load_spec
@@ -39,7 +39,7 @@ def quickstart(
     out: Path,
     *,
     resume: bool = False,
-    elsewhere: Elsewhere = HERE,
+    workers: Workers | None = None,
     tick: Tick = no_progress,
     reported: Callable[[Run, Path], None] = lambda run, page: None,
 ) -> tuple[tuple[Run, ...], Path]:
@@ -51,7 +51,7 @@ def quickstart(
     Args:
         out: where they go.
         resume: continue an interrupted quickstart.
-        elsewhere: runs parts of the work on other machines, one part at a time.
+        workers: other machines that run attack cells; runs are then attacked one by one.
         tick: progress; called from several threads.
         reported: called with each run and its report's page once that is written; from another thread.
 
@@ -67,16 +67,14 @@ def quickstart(
     refuse_links(out, suite)
     make_private(out)
     early = Event()
-    with together(), writing(out), _Beside(elsewhere is not HERE, reported) as beside:
+    with together(), writing(out), _Beside(workers is not None, reported) as beside:
         for number, (name, spec) in enumerate(suite.items(), 1):
             place, seed_from = out / name, None if out / name == first else first
             step = beside.stopped_by(_step(tick, f"{number}/{len(suite)} {name}"))
-            run = federated(spec, place, resume=resume, seed_from=seed_from, elsewhere=elsewhere, tick=step)
+            run = federated(spec, place, resume=resume, seed_from=seed_from, workers=workers, tick=step)
             before = [out / other for other in suite][: number - 1]
             announce = partial(_announce, step, early)
-            attack = partial(
-                attacked, run, beside=before, elsewhere=elsewhere, tick=step, provisional=announce
-            )
+            attack = partial(attacked, run, beside=before, workers=workers, tick=step, provisional=announce)
             under_way = beside.attack(attack, Run(place))
             if number == 1:
                 # Another federation would take processors from the attacks that the first report waits for.

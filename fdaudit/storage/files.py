@@ -36,7 +36,6 @@ __all__ = [
     "parse_json",
     "save_json",
     "save_json_together",
-    "save_tensors",
     "sync_path",
     "write_aside",
     "write_atomically",
@@ -283,17 +282,10 @@ def header(payload: bytes) -> dict[str, TensorInfo]:
         raise IntegrityError([f"payload header is malformed: {error}"]) from None
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write named tensors atomically as safetensors; return the file's SHA-256."""
-    payload = encode(tensors)
-    write_atomically(path, payload)
-    return hashlib.sha256(payload).hexdigest()
-
-
 def load_tensors(
     path: Path, sha256: str | None = None, *, limit: Limit | None = TENSOR_BYTES
 ) -> dict[str, Tensor]:
-    """Read named tensors written by `save_tensors`.
+    """Read named tensors from a file of what `encode` returns.
 
     Args:
         path: the file.

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .._uploads import shares_of_clients
+
 __all__ = [
     "adversarial_loss",
     "ensemble",
@@ -78,14 +80,8 @@ def sameness(one: Tensor, other: Tensor) -> Tensor:
 
 
 def importance(scores: Tensor) -> Tensor:
-    """Return α̂ (K, n) of Eq. 7 from scores f (K, n): each client's share; equal shares if all scores are zero.
-
-    Guarantees:
-      * non-negative, and sums to one over the clients for each sample.
-    """
-    total = scores.sum(0)
-    even = torch.full_like(scores, 1 / len(scores))
-    return torch.where(total > 0, scores / total.where(total > 0, 1), even)
+    """Return α̂ (K, n) of Eq. 7 from scores f (K, n): each client's share; equal shares if all scores are zero."""
+    return shares_of_clients(scores)
 
 
 def ensemble(weights: Tensor, predictions: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fdaudit.rng import child
 from fdaudit.training.trainer import Parameters, parameters_of
 from fdaudit.transcript.wire import Delivery
 
-from .._uploads import announce_counts, count_seqs, reported_counts
+from .._uploads import announce_counts, count_seqs, reported_counts, weighted_mean
 from .config import DaFKDConfig
 from .parties import ArrivedModels, DaFKDClient, DaFKDServer, DaFKDUpdate, initial_generator
 
@@ -307,7 +307,8 @@ class DaFKD:
         if self.config.upload_discriminator:
             target = self._server.target(list(uploads.values()), x)
         else:
-            target = self._ask(list(uploads), x, basis)
+            target, answer_seqs = self._ask(list(uploads), x)
+            basis += answer_seqs
         loss = 0.0
         if target is not None:
             average, loss = self._server.distil(t, average, x, target)
@@ -315,12 +316,16 @@ class DaFKD:
         self._set_basis("w", basis)
         return loss
 
-    def _ask(self, clients: Sequence[str], x: Tensor, basis: list[int]) -> Tensor | None:
-        """Collect the clients' scores and predictions (Appendix B), None without answers. Add inputs to `basis`."""
+    def _ask(self, clients: Sequence[str], x: Tensor) -> tuple[Tensor | None, list[int]]:
+        """Collect the clients' scores and predictions (Appendix B).
+
+        Returns:
+            the target of distillation, None without answers; and the numbers of the answers' messages.
+        """
         inputs = list(map(int, self.state["server/basis/g"]))
         message = self._wire.send("server", clients, "generated_samples", {"samples": x}, inputs=inputs)
         request = arrived(message, "dafkd: the server's generated_samples")
-        answers = []
+        answers, seqs = [], list[int]()
         for k in clients:
             scores, weighted = self._clients[k].answer(request["samples"])
             behind = joined(basis_of(self.state, k), (request.seq,))
@@ -328,17 +333,14 @@ class DaFKD:
             s = self._wire.send(k, ["server"], "soft_labels", {"values": weighted}, inputs=behind)
             if s is not None:
                 answers.append((None if f is None else f["values"], s["values"]))
-                basis += [s.seq, *([] if f is None else [f.seq])]
-        return self._server.target_of_answers(answers) if answers else None
+                seqs += [message.seq for message in (s, f) if message is not None]
+        if not answers:
+            return None, seqs
+        return self._server.target_of_answers(answers), seqs
 
     def _average(self, models: Mapping[str, Mapping[str, Tensor]]) -> Parameters:
         """Return the mean of models by client, equally weighted or by the reported numbers of records."""
-        n = reported_counts(self.state, models)
-        average = {}
-        for name in next(iter(models.values())):
-            parts = [m / sum(n) * w[name].cpu() for m, w in zip(n, models.values(), strict=True)]
-            average[name] = torch.stack(parts).sum(0)
-        return average
+        return weighted_mean(list(models.values()), reported_counts(self.state, models))
 
     def _set_basis(self, model: str, seqs: Sequence[int]) -> None:
         self.state[f"server/basis/{model}"] = torch.tensor(sorted(set(seqs)), dtype=torch.int64)

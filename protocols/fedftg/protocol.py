@@ -16,9 +16,8 @@ from fdaudit.training.trainer import Parameters
 from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.wire import Delivery
 
-from .._uploads import ModelUploads
-from ..feddf import weighted_mean
-from ..fedgen.generator import class_shares, reported_classes
+from .._uploads import ModelUploads, shares_of_clients, weighted_mean
+from ..fedgen.generator import reported_classes
 from .config import FedFTGConfig
 from .server import FedFTGServer
 
@@ -141,8 +140,8 @@ class FedFTG(ModelUploads):
             labels = torch.ones(self._classes)
             if self.config.labels == "classes" and total.any():
                 labels = total.float()
-            by_class = self.config.ensemble == "classes"
-            shares = class_shares(counts if by_class else torch.ones_like(counts))
+            weighing = counts if self.config.ensemble == "classes" else torch.ones_like(counts)
+            shares = shares_of_clients(weighing.double()).float()  # α of each class
             average, losses["server"] = self._server.fine_tune(t, average, models, shares, labels)
             put(self.state, "server/g/", self._server.generator())
         put(self.state, "server/w/", average)

@@ -22,10 +22,10 @@ from fdaudit.federation.kit import (
     Optimizer,
     Parameters,
     ProtocolCard,
-    ProtocolError,
     Round,
     Setting,
     SimpleProtocol,
+    arrived,
     basis_of,
     child,
     joined,
@@ -216,11 +216,11 @@ class FedGEN(SimpleProtocol):
         for k in S:
             update = self._update(t, k, theta.of(k), w_t.of(k))
             messages[k] = self.send(k, ["server"], "model_parameters", update)
-        arrived = {k: upload for k, upload in messages.items() if upload is not None}
-        if arrived:
-            counts = reported_classes(self.state, arrived, self.setting.classes)
-            self.model = self._average(arrived, counts)
-            self._teach(t, arrived, counts)
+        uploads = {k: upload for k, upload in messages.items() if upload is not None}
+        if uploads:
+            counts = reported_classes(self.state, uploads, self.setting.classes)
+            self.model = self._average(uploads, counts)
+            self._teach(t, uploads, counts)
         if t == self.last and self._whole:
             self._send([*self.clients, "world"], "model_parameters", self.model)
 
@@ -232,9 +232,7 @@ class FedGEN(SimpleProtocol):
 
     def _send(self, receivers: Sequence[str], kind: str, tensors: Computed) -> Delivery:
         message = self.send("server", receivers, kind, tensors)
-        if message is None:
-            raise ProtocolError(f"fedgen: the server's {kind} did not arrive. Only clients may go silent.")
-        return message
+        return arrived(message, f"fedgen: the server's {kind}")
 
     def _shared(self, w: Computed) -> Computed:
         return Computed({n: w[n] for n in self._shared_names}, w.basis, w.batch)
@@ -244,26 +242,26 @@ class FedGEN(SimpleProtocol):
         names = [f"server/counts_seq/{k}" for k in clients]
         return tuple(int(self.state[name]) for name in names if name in self.state)
 
-    def _average(self, arrived: Mapping[str, Delivery], counts: Tensor) -> Computed:
+    def _average(self, sent: Mapping[str, Delivery], counts: Tensor) -> Computed:
         """Return the server's model with the average of what clients sent in it."""
         samples = self.config.weighting == "samples"
         n = [1] * len(counts)
         if samples:
             n = [max(int(row.sum()), 1) for row in counts]
-        uploads = list(arrived.values())
+        uploads = list(sent.values())
         mean = {}
         for name in uploads[0]:
             parts = [m / sum(n) * u[name].cpu() for m, u in zip(n, uploads, strict=True)]
             mean[name] = torch.stack(parts).sum(0)
-        basis = joined(tuple(u.seq for u in uploads), self._told(arrived) if samples else ())
+        basis = joined(tuple(u.seq for u in uploads), self._told(sent) if samples else ())
         return Computed({**self.model, **mean}, basis)
 
-    def _teach(self, t: int, arrived: Mapping[str, Delivery], counts: Tensor) -> None:
+    def _teach(self, t: int, uploads: Mapping[str, Delivery], counts: Tensor) -> None:
         """Train the generator against the clients' predictors (Eq. 4)."""
         cfg = self.config
         self._G.restore(take(self.state, "server/generator/"))
         predictors = []
-        for upload in arrived.values():
+        for upload in uploads.values():
             head = take(upload, "head.")
             predictors.append({n: x.to(self._device) for n, x in head.items()})
         shares = class_shares(counts).to(self._device)
@@ -281,7 +279,7 @@ class FedGEN(SimpleProtocol):
         put(self.state, "server/generator/", self._G.state())
         # The generator remembers all earlier uploads.
         before = self.state["server/generator-basis"].tolist()
-        basis = {*before, *self._told(arrived), *(u.seq for u in arrived.values())}
+        basis = {*before, *self._told(uploads), *(u.seq for u in uploads.values())}
         self.state["server/generator-basis"] = torch.tensor(sorted(basis), dtype=torch.int64)
 
     # -- the clients ----------------------------------------------------------------------------------------

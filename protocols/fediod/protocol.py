@@ -7,12 +7,11 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.errors import SpecError
 from fdaudit.federation.local_training import Basis, joined
-from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, RELEASED_MODEL, Round, Setting, arrived
 from fdaudit.federation.public_answers import ballot
 from fdaudit.federation.state import take
-from fdaudit.parallel.threads import side_by_side
 from fdaudit.registry import ProtocolCard
 from fdaudit.rng import SecretStream
 from fdaudit.training.jobs import mean_losses
@@ -302,7 +301,7 @@ class FedIOD:
     Config: ClassVar[type[FedIODConfig]] = FedIODConfig
 
     def __init__(self, config: FedIODConfig, setting: Setting) -> None:
-        self.config, self._wire, self._trainers = config, setting.wire, setting.trainers
+        self.config, self._wire, self._trainer = config, setting.wire, setting.trainers["server"]
         self._local, self._seed = setting.local, setting.seed
         self._classes, self._task = setting.classes, setting.task
         if config.outputs == "votes" and not self._task.labels.one_class:
@@ -355,7 +354,9 @@ class FedIOD:
         losses: dict[str, list[float]] = {}
         for s in range(N):
             self._wire.begin(r, s * self.config.questions)
-            for party, loss in self._step((r - 1) * N + s, batches).items():
+            of_step, behind = self._step((r - 1) * N + s)
+            batches |= behind
+            for party, loss in of_step.items():
                 losses.setdefault(party, []).append(loss)
             for extra in range(1, self.config.questions):
                 self._wire.begin(r, s * self.config.questions + extra)
@@ -366,8 +367,12 @@ class FedIOD:
         means = {party: sum(values) / len(values) for party, values in losses.items()}
         return Round(index=r, models=models, batches=batches, losses=means)
 
-    def _step(self, t: int, batches: dict[int, Tensor]) -> dict[str, float]:
-        """Run one distillation step; return the losses by party and add the truth behind its messages to `batches`."""
+    def _step(self, t: int) -> tuple[dict[str, float], dict[int, Tensor]]:
+        """Run one distillation step.
+
+        Returns:
+            the losses by party, and the records behind each message by `seq`.
+        """
         x = self._sent(
             "server", list(self._clients), "generated_samples", {"samples": self._server.generate(t)}
         )
@@ -381,16 +386,18 @@ class FedIOD:
                 inputs = joined(self._clients[k].D_basis, (x.of(k).seq,))
                 basis = self._local.release(k, guard, inputs=inputs, of="discriminator")
                 self._clients[k].D_basis = basis
-        losses = {k: answer.loss for k, answer in answers.items()}
+        losses, batches = {k: answer.loss for k, answer in answers.items()}, dict[int, Tensor]()
         if self.config.outputs == "votes":
             requests = self._hear_votes(t, x, answers)
         else:
-            requests = self._hear_logits(t, x, answers, batches)
+            requests, batches = self._hear_logits(t, x, answers)
         if requests is None:  # no client answered: nothing changes
-            return losses
+            return losses, batches
         gradients = self._gradients(x, requests, behind)
         loss = self._server.update(t, gradients)
-        return losses if loss is None else losses | {"server": loss}
+        if loss is not None:
+            losses["server"] = loss
+        return losses, batches
 
     def _step_of_student(self, t: int, s: int) -> None:
         """Have clients answer fresh samples, from which the student alone learns."""
@@ -408,10 +415,15 @@ class FedIOD:
             self._server.imitate(t, s, x["samples"], logits)
 
     def _hear_logits(
-        self, t: int, x: Delivery, answers: Mapping[str, Answer], batches: dict[int, Tensor]
-    ) -> dict[str, dict[str, Tensor]] | None:
-        """Send the clients' logits and scores; return the server's request to each client that it heard."""
-        logits, scores = {}, {}
+        self, t: int, x: Delivery, answers: Mapping[str, Answer]
+    ) -> tuple[dict[str, dict[str, Tensor]] | None, dict[int, Tensor]]:
+        """Send the clients' logits and scores.
+
+        Returns:
+            the server's request to each client that it heard, None if it heard none; and the records behind the scores
+            by their `seq`.
+        """
+        logits, scores, batches = {}, {}, dict[int, Tensor]()
         for k, answer in answers.items():
             inputs = joined(self._clients[k].T_basis, (x.of(k).seq,))
             z_k = self._wire.send(k, ["server"], "logits", {"values": answer.logits}, inputs=inputs)
@@ -422,7 +434,9 @@ class FedIOD:
                 if message is not None:
                     scores[k] = message["values"]
                     batches[message.seq] = answer.batch
-        return self._server.judge(t, x["samples"], logits, scores) if logits else None
+        if not logits:
+            return None, batches
+        return self._server.judge(t, x["samples"], logits, scores), batches
 
     def _hear_votes(
         self, t: int, x: Delivery, answers: Mapping[str, Answer]
@@ -482,21 +496,12 @@ class FedIOD:
     ) -> Delivery:
         """Send a message of the server's; the wire refuses to withhold its kind."""
         message = self._wire.send(sender, receivers, kind, tensors, fields=fields)
-        if message is None:
-            raise ProtocolError(f"fediod cannot do without {kind}. Do not withhold it.")
-        return message
+        return arrived(message, f"fediod: the {sender}'s {kind}")
 
     def _each(self, names: Iterable[str], do: Callable[[str], Result]) -> dict[str, Result]:
         """Apply a function to each client; on a CPU in as many threads as allowed."""
-        execution, clients = self._trainers["server"].execution, list(names)
-        workers = execution.threads if execution.device == "cpu" else 1
-        if workers == 1:
-            return {k: do(k) for k in clients}
-
-        def one(_: None, k: str) -> Result:
-            return do(k)
-
-        return dict(zip(clients, side_by_side(one, clients, [None] * workers), strict=True))
+        clients = list(names)
+        return dict(zip(clients, self._trainer.apart(do, clients), strict=True))
 
     # -- what outlives a round ------------------------------------------------------------------------------
 

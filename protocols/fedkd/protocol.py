@@ -22,6 +22,7 @@ from fdaudit.transcript.messages import DATA
 from fdaudit.transcript.samples import sample_index
 from fdaudit.transcript.wire import Delivery
 
+from .._uploads import shares_of_clients
 from .config import FedKDConfig
 
 __all__ = ["FedKD", "FedKDConfig", "class_weights", "ensemble"]
@@ -33,9 +34,7 @@ def class_weights(counts: Tensor) -> Tensor:
     For a class without records Eq. 1 is 0/0. Its weights are then 1/K, the same for every client. Negative counts,
     which only noise can produce, count as zero.
     """
-    N = counts.double().clamp_min(0)
-    total = N.sum(0)
-    return torch.where(total > 0, N / torch.where(total > 0, total, 1.0), 1 / len(N))
+    return shares_of_clients(counts.double().clamp_min(0))
 
 
 def ensemble(logits: Sequence[Tensor], weights: Tensor) -> Tensor:
@@ -384,19 +383,20 @@ class FedKD:
         if not logits:
             return None
         used = [counts[k] for k in logits if k in counts]
-        weighed = len(used) == len(logits)
-        N = torch.stack([c["counts"] for c in used]) if weighed else torch.zeros(len(logits), self._classes)
-        z, B = [z_k["values"] for z_k in logits.values()], None if weighed else self.config.bounded
-        if B is not None:
-            z = [z_k.nan_to_num().clamp(-B, B) for z_k in z]
-        values = ensemble(z, class_weights(N))
-        inputs = [z_k.seq for z_k in logits.values()]
-        if weighed:
+        z, inputs = [z_k["values"] for z_k in logits.values()], [z_k.seq for z_k in logits.values()]
+        K, B = len(z), self.config.bounded
+        stated = dict[str, Tensor]()
+        if len(used) == K:
+            weights = class_weights(torch.stack([c["counts"] for c in used]))
             inputs += [c.seq for c in used]
-        tensors = {"values": values}
-        if B is not None:  # for the noise, which takes it out of the message; Eq. 1's shares follow from data
-            says = {"client_share": 1 / len(z), "client_bound": B}
-            tensors |= {n: torch.tensor(v, dtype=torch.float64) for n, v in says.items()}
+        else:
+            weights = torch.full((K, self._classes), 1 / K, dtype=torch.float64)
+            if B is not None:
+                z = [z_k.nan_to_num().clamp(-B, B) for z_k in z]
+                # For the noise, which takes them out of the message. Eq. 1's shares follow from data.
+                stated["client_share"] = torch.tensor(1 / K, dtype=torch.float64)
+                stated["client_bound"] = torch.tensor(B, dtype=torch.float64)
+        tensors = {"values": ensemble(z, weights), **stated}
         return self._wire.send("aggregator", ["server"], "ensemble_labels", tensors, inputs=inputs)
 
     def _count(self, ballots: Mapping[str, Delivery]) -> Delivery | None:

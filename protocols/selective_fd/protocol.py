@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fdaudit.errors import ProtocolError, SpecError
+from fdaudit.errors import SpecError
 from fdaudit.federation.local_training import joined
-from fdaudit.federation.protocol import CURIOUS, Round, Setting
+from fdaudit.federation.protocol import CURIOUS, Round, Setting, arrived
 from fdaudit.federation.public_answers import CRAFTED_PROXY, targets
 from fdaudit.federation.state import basis_of, keep_basis, put, take
 from fdaudit.registry import ProtocolCard
@@ -368,9 +368,7 @@ class SelectiveFD:
         inputs: tuple[int, ...],
     ) -> Delivery:
         message = self._wire.send(sender, receivers, kind, tensors, inputs=inputs)
-        if message is None:
-            raise ProtocolError(f"selective-fd cannot do without {kind}. Do not withhold it.")
-        return message
+        return arrived(message, f"selective-fd: the {sender}'s {kind}")
 
     def _local_steps(self, t: int) -> dict[str, float]:
         return self._train("local", t, self.config.local_steps)

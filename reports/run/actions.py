@@ -44,11 +44,10 @@ def actions(
     if result.failed_gates:
         names = joined(clip(gate.name, 80) for gate in result.failed_gates)
         yield Action(do="Hold the release: a gate of the spec failed.", why=f"Not met: {names}.")
-    fallen = [c.adversary for c in result.checks if c.verdict == "contradicted"]
-    if fallen:
+    if result.contradicted:
         yield Action(
             do="Claim no ε: find out why attacks show more than the ledger allows.",
-            why=f"Contradicted for {joined(map(party, fallen))}.",
+            why=f"Contradicted for {joined(party(check.adversary) for check in result.contradicted)}.",
         )
     remedies = [finding.remedy for finding in sorted(front_findings, key=_most_useful_first)]
     for do, why in dict.fromkeys((remedy.do, remedy.why) for remedy in remedies):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from fdaudit.goals import GOALS, challenged
-from fdaudit.result import Result
+from fdaudit.result import LedgerEntry, Result
 
 from ..goals.rule import single_rates
 from ..judgement.inheritance import gaps
@@ -135,15 +135,30 @@ def _inconclusive(findings: Sequence[Finding]) -> str:
 
 def _claims(result: Result) -> Iterator[str]:
     """Yield what ε may be stated for which view, and for whom none may be."""
-    ledger = result.ledger or ()
-    fallen = result.contradicted_views
-    claims = [e for e in result.bounds if e.adversary not in fallen]
-    for entry in claims:
+    yield from _stated(result)
+    yield from _unbounded(result)
+    yield from _free(result)
+    yield from _contradicted(result)
+
+
+def _standing(result: Result) -> list[LedgerEntry]:
+    """Return the bounds that no attack contradicts."""
+    return [entry for entry in result.bounds if entry.adversary not in result.contradicted_views]
+
+
+def _stated(result: Result) -> Iterator[str]:
+    """Yield each ε that may be stated."""
+    for entry in _standing(result):
         yield (
             f"{sentence(party(entry.adversary))}: ε of at most {amount(entry.epsilon or 0.0)} at "
             f"δ = {amount(entry.delta or 0.0)}, for one {clip(entry.unit, 40)} of a client, "
             f"{clip(entry.relation, 40)}.{only_if(entry.needs)}"
         )
+
+
+def _unbounded(result: Result) -> Iterator[str]:
+    """Yield for whom no ε may be stated, the first reason, and the defences that ran for nothing."""
+    ledger, fallen = result.ledger or (), result.contradicted_views
     reached = [e.adversary for e in ledger if e.epsilon is None or e.adversary in fallen]
     if reached or not ledger:
         whom = ""
@@ -153,25 +168,35 @@ def _claims(result: Result) -> Iterator[str]:
             whom = f" for the view of {joined(map(party, reached))}"
         yield f"No ε may be stated{whom}."
     causes = [(e.adversary, e.cause) for e in ledger if e.epsilon is None and e.cause]
-    if causes:
-        whose, cause = causes[0]
-        yield f"First gap in what {party(whose)} sees: {_first_cause(cause)}. Closing it may uncover others."
+    if not causes:
+        return
+    whose, cause = causes[0]
+    yield f"First gap in what {party(whose)} sees: {_first_cause(cause)}. Closing it may uncover others."
     ran = set[tuple[str, str]]()
     for row in result.exposure:
         ran.update((clip(defence, 60), clip(row.kind, 60)) for defence in row.defenses)
-    if causes and ran and not claims:
+    if ran and not _standing(result):
         defences = joined(f"{defence} on {kind}" for defence, kind in sorted(ran))
         yield f"These defences ran, and give no ε: {defences}."
-    free = [e.adversary for e in ledger if e.epsilon == 0 and not e.contributions]
-    spared = [adversary for adversary in free if adversary not in fallen]
+
+
+def _free(result: Result) -> Iterator[str]:
+    """Yield who received nothing computed from private data."""
+    free = [e.adversary for e in result.ledger or () if e.epsilon == 0 and not e.contributions]
+    spared = [adversary for adversary in free if adversary not in result.contradicted_views]
     if "world" in spared and not released(result):
         spared.remove("world")
         yield "The world is given no model. Of clients' own models, if they are used elsewhere, no ε is stated."
     if spared:
         yield f"{sentence(joined(map(party, spared)))} received nothing computed from private data: ε = 0."
-    if fallen:
-        yield f"Attacks contradict the ledger's ε for {joined(map(party, sorted(fallen)))}."
-    foreign = [c for c in result.checks if c.verdict == "contradicted" and c.source]
+
+
+def _contradicted(result: Result) -> Iterator[str]:
+    """Yield the claims that attacks contradict: the ledger's, then two of the system's own."""
+    if result.contradicted_views:
+        fallen = sorted(result.contradicted_views)
+        yield f"Attacks contradict the ledger's ε for {joined(map(party, fallen))}."
+    foreign = [check for check in result.contradicted if check.source]
     for check in foreign[:2]:
         claim = f"ε = {amount(check.claimed or 0.0)} ({clip(check.source, 60)})"
         yield f"The system's own claim of {claim} is contradicted."
@@ -238,37 +263,14 @@ def _unread(result: Result, findings: Sequence[Finding]) -> str:
 
 def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what was not tested."""
-    levels = Counter(f.level for f in findings)
-    parts = [_inconclusive(findings)]
-    if levels["failed"]:
-        parts.append(f"{levels['failed']} failed")
-    if levels["not-requested"]:
-        parts.append(f"{levels['not-requested']} were not asked for")
-    if levels["not-tested"]:
-        later = "found no time" if result.unfinished is None else "have not run yet"
-        parts.append(f"{levels['not-tested']} {later}")
-    if any(parts):
-        yield f"Tests that clear nobody: {'; '.join(filter(None, parts))}."
+    yield from _clearing_nobody(result, findings)
     if open_tests := _open(findings):
         yield open_tests
     if unread := _unread(result, findings):
         yield f"Messages without a test: {unread}."
-    attacked = set[str]()
-    for finding in findings:
-        attacked.update(target.target for target in finding.cell.targets)
-    spared = result.run.clients - len(attacked)
-    if attacked and spared > 0:
-        were = "was" if spared == 1 else "were"
-        yield f"{spared} of {result.run.clients} clients {were} not attacked."
+    yield from _unattacked(result, findings)
     yield from _untried(result, findings)
-    if active := not_tried(result):
-        yield active
-    if result.out_of_scope:
-        kinds = ", ".join(clip(o.name, 40) for o in result.out_of_scope)
-        others = "other parties" if result.run.departures else "parties"
-        if not active:
-            kinds += f", and {others} that depart from the protocol"
-        yield f"Out of scope here: {kinds}."
+    yield from _out_of_scope(result)
     if result.run.release is None and released(result) and any(f.cell.adversary == "world" for f in findings):
         yield "Where the model goes is not stated (release): it is taken to be public."
     if result.run.departures and result.twin is None and result.auditor_only:
@@ -282,3 +284,42 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     yield f"{open_questions}: this is one run with the {clip(result.run.profile, 40)} profile."
     if late := [clip(one.words, 200) for one in result.remedies if one.state == "no-time"]:
         yield f"The budget left no time to try {joined(late)}."
+
+
+def _clearing_nobody(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield how many tests have no answer, by reason."""
+    levels = Counter(f.level for f in findings)
+    parts = [_inconclusive(findings)]
+    if levels["failed"]:
+        parts.append(f"{levels['failed']} failed")
+    if levels["not-requested"]:
+        parts.append(f"{levels['not-requested']} were not asked for")
+    if levels["not-tested"]:
+        later = "found no time" if result.unfinished is None else "have not run yet"
+        parts.append(f"{levels['not-tested']} {later}")
+    if any(parts):
+        yield f"Tests that clear nobody: {'; '.join(filter(None, parts))}."
+
+
+def _unattacked(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield how many clients no attack had as its target, if any had a target."""
+    attacked = set[str]()
+    for finding in findings:
+        attacked.update(target.target for target in finding.cell.targets)
+    spared = result.run.clients - len(attacked)
+    if attacked and spared > 0:
+        were = "was" if spared == 1 else "were"
+        yield f"{spared} of {result.run.clients} clients {were} not attacked."
+
+
+def _out_of_scope(result: Result) -> Iterator[str]:
+    """Yield which parties might depart from the protocol and were not tried, and what else is out of scope."""
+    active = not_tried(result)
+    if active:
+        yield active
+    if result.out_of_scope:
+        kinds = ", ".join(clip(o.name, 40) for o in result.out_of_scope)
+        others = "other parties" if result.run.departures else "parties"
+        if not active:
+            kinds += f", and {others} that depart from the protocol"
+        yield f"Out of scope here: {kinds}."

@@ -241,7 +241,7 @@ def _reasons(result: Result, findings: Sequence[Finding]) -> Iterator[Reason]:
 
 def _contradictions(result: Result) -> Iterator[Reason]:
     """Yield the claim that the attacks exceed by most; it comes first."""
-    fallen = [c for c in result.checks if c.verdict == "contradicted"]
+    fallen = result.contradicted
     if not fallen:
         return
     worst = max(fallen, key=lambda c: (c.bound or 0.0) - (c.claimed or 0.0))

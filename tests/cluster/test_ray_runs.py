@@ -79,7 +79,7 @@ class Killer:
 
 def test_cells_come_out_the_same(node: Path, here: fdaudit.Run, tmp_path: Path) -> None:
     with elsewhere("ray") as far, cancellations() as cancelled:
-        there = fdaudit.run(SPEC, tmp_path / "there", seed_from=here.directory, elsewhere=far)
+        there = fdaudit.run(SPEC, tmp_path / "there", seed_from=here.directory, workers=far)
     assert cancelled == []
     assert workers_of(WORKER), "cells were run by workers of Ray"
     assert tree(there.directory) == tree(here.directory)
@@ -98,7 +98,7 @@ def test_a_lost_worker_on_a_node_without_the_directory_costs_its_cell_only(
         killer(*said)
 
     with elsewhere("ray") as far:
-        run = fdaudit.run(None, there, resume=True, elsewhere=far, tick=tick)
+        run = fdaudit.run(None, there, resume=True, workers=far, tick=tick)
     assert killer.killed
     assert sum(killer.lost.values()) >= 1
     assert 1 <= len(copies) <= 2 + killer.killed, "one a worker, however many pieces it had"
@@ -128,7 +128,7 @@ def test_a_cell_that_has_lost_its_worker_too_often_has_failed_and_the_others_go_
     thread.start()
     try:
         with elsewhere("ray") as far:
-            run = fdaudit.run(None, there, resume=True, elsewhere=far)
+            run = fdaudit.run(None, there, resume=True, workers=far)
     finally:
         stop.set()
         thread.join()
@@ -152,7 +152,7 @@ def test_nothing_is_begun_where_there_is_nothing_to_send(
 
     monkeypatch.setattr(connection, "connected", refuse)
     with elsewhere("ray", 2) as far:
-        fdaudit.run({**SPEC, "attacks": []}, tmp_path / "run", elsewhere=far)
+        fdaudit.run({**SPEC, "attacks": []}, tmp_path / "run", workers=far)
 
 
 # -- without a cluster ---------------------------------------------------------------------------------------------
@@ -199,4 +199,4 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
 def test_who_is_connected_gives_no_address(node: Path, here: fdaudit.Run, tmp_path: Path) -> None:
     there = federated(here, tmp_path / "there")
     with elsewhere("ray", address="auto") as far, pytest.raises(UsageError, match=r"^address: 'auto' "):
-        fdaudit.run(None, there, resume=True, elsewhere=far)
+        fdaudit.run(None, there, resume=True, workers=far)

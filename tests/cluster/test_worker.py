@@ -20,7 +20,7 @@ import fdaudit
 from fdaudit.cluster import worker
 from fdaudit.cluster.transfer import changes, write_tree
 from fdaudit.cluster.worker import ClusterTask, serve
-from fdaudit.evaluation.workers import Piece
+from fdaudit.evaluation.workers import WorkUnit
 from fdaudit.parallel.pool import Pool, _standing
 from fdaudit.storage.cache import DIRECTORY, KEY
 from fdaudit.storage.files import load_json
@@ -125,7 +125,7 @@ def task(
     run: fdaudit.Run, at: Path, name: str, adversary: str, mark: Path, files: list[Any], **more: Any
 ) -> ClusterTask:
     attack = next(a for a in run.case.attacks if a.name == name)
-    piece = Piece(at, attack, (adversary,)).to_json()
+    piece = WorkUnit(at, attack, (adversary,)).to_json()
     return ClusterTask(module=ATTACKS, piece=piece, mark=mark, needed="run", files=files, reused=True, **more)
 
 

@@ -16,7 +16,7 @@ from fdaudit.audit import pipeline
 from fdaudit.evaluation import attack_pool, runner, workers
 from fdaudit.evaluation.runner import attack_cells
 from fdaudit.evaluation.stage import Stage
-from fdaudit.evaluation.workers import Desk, Piece
+from fdaudit.evaluation.workers import CellRunner, WorkUnit
 from fdaudit.parallel.pool import Pool
 from fdaudit.planning.case import Case
 from fdaudit.planning.simulated import simulated_case
@@ -37,17 +37,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fdaudit.Run:
 
 @pytest.mark.thorough
 def test_a_cell_ends_the_same_in_a_process_of_its_own(run: fdaudit.Run) -> None:
-    desk, compared = Desk(run.opened), 0
+    cell_runner, compared = CellRunner(run.opened), 0
     for attack in run.case.attacks:
         if attack.params is None:
             continue
-        for cell, seconds in desk.cells(Piece(run.directory, attack, ("server", "world"))):
+        for cell, seconds in cell_runner.cells(WorkUnit(run.directory, attack, ("server", "world"))):
             name = f"{cell.adversary}-{cell.attack}.json"
             assert cell.plain() == load_json(run.directory / "attacks" / name)
             assert cell.status in ("run", "inconclusive")
             assert seconds > 0
             compared += 1
-    desk.close()
+    cell_runner.close()
     assert compared == 4
 
 
@@ -74,12 +74,12 @@ class _Dying:
     ) -> Generator[tuple[int, dict[str, Any] | None], None, None]:
         for number, piece in enumerate(pieces):
             self.pieces.append(tuple(piece["adversaries"]))
-            desk = Desk(RunDirectory.reopen(Path(piece["run"])))
-            attack = next(a for a in desk.run.case.attacks if a.name == piece["attack"])
+            cell_runner = CellRunner(RunDirectory.reopen(Path(piece["run"])))
+            attack = next(a for a in cell_runner.run.case.attacks if a.name == piece["attack"])
             names = tuple(n for n in piece["adversaries"][:1] if not (self._always and n == "world"))
-            for cell, seconds in desk.cells(Piece(Path(piece["run"]), attack, names)):
+            for cell, seconds in cell_runner.cells(WorkUnit(Path(piece["run"]), attack, names)):
                 yield number, {"adversary": cell.adversary, "cell": cell.plain(), "seconds": seconds}
-            desk.close()
+            cell_runner.close()
             if len(names) < len(piece["adversaries"]):
                 yield number, None
 
@@ -123,14 +123,16 @@ class _Full:
         self, pieces: Sequence[dict[str, Any]]
     ) -> Generator[tuple[int, dict[str, Any] | None], None, None]:
         for number, piece in enumerate(pieces):
-            desk = Desk(RunDirectory.reopen(Path(piece["run"])))
-            attack = next(a for a in desk.run.case.attacks if a.name == piece["attack"])
-            for cell, seconds in desk.cells(Piece(Path(piece["run"]), attack, tuple(piece["adversaries"]))):
+            cell_runner = CellRunner(RunDirectory.reopen(Path(piece["run"])))
+            attack = next(a for a in cell_runner.run.case.attacks if a.name == piece["attack"])
+            for cell, seconds in cell_runner.cells(
+                WorkUnit(Path(piece["run"]), attack, tuple(piece["adversaries"]))
+            ):
                 if cell.adversary == "world" and len(pieces) > 1:
                     reason = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-                    cell = desk._stage.failed("world", attack, reason)
+                    cell = cell_runner._stage.failed("world", attack, reason)
                 yield number, {"adversary": cell.adversary, "cell": cell.plain(), "seconds": seconds}
-            desk.close()
+            cell_runner.close()
 
 
 @pytest.mark.thorough
@@ -158,15 +160,15 @@ class _Far:
         self.pieces = [(p["attack"], tuple(p["adversaries"])) for p in pieces]
         for number, piece in enumerate(pieces):
             yield number, {"tick": ["lost", 1, 2]}
-            desk = Desk(RunDirectory.reopen(Path(piece["run"])))
-            attack = next(a for a in desk.run.case.attacks if a.name == piece["attack"])
+            cell_runner = CellRunner(RunDirectory.reopen(Path(piece["run"])))
+            attack = next(a for a in cell_runner.run.case.attacks if a.name == piece["attack"])
             for name in piece["adversaries"]:
                 if name in self._failing:
                     yield number, {"failed": "lost for good", "adversaries": [name]}
                     continue
-                for cell, seconds in desk.cells(Piece(Path(piece["run"]), attack, (name,))):
+                for cell, seconds in cell_runner.cells(WorkUnit(Path(piece["run"]), attack, (name,))):
                     yield number, {"adversary": name, "cell": cell.plain(), "seconds": seconds}
-            desk.close()
+            cell_runner.close()
 
 
 @pytest.mark.thorough

@@ -24,7 +24,7 @@ from fdaudit.evaluation import runner
 from fdaudit.evaluation.clock import Deadline, kept_budget
 from fdaudit.evaluation.runner import attack_cells, budgeted
 from fdaudit.evaluation.steps import Unit
-from fdaudit.evaluation.workers import Piece
+from fdaudit.evaluation.workers import WorkUnit
 
 from ..helpers.command import Cli
 from ..helpers.refusals import refused
@@ -232,8 +232,8 @@ def test_a_piece_keeps_its_deadline_on_its_way_to_a_process(ran: tuple[fdaudit.R
     directory, clock = budgeted(ran[0].opened, None)
     assert clock is not None
     attack = next(a for a in directory.case.attacks if a.name == "lira-offline")
-    piece = Piece(directory.path, attack, ("server",), (), clock.deadline)
-    again = Piece.from_json(json.loads(json.dumps(piece.to_json())), directory.case)
+    piece = WorkUnit(directory.path, attack, ("server",), (), clock.deadline)
+    again = WorkUnit.from_json(json.loads(json.dumps(piece.to_json())), directory.case)
     assert again.deadline == clock.deadline
     assert again.attack.params == attack.params
 

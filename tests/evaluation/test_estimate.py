@@ -118,11 +118,12 @@ def test_a_control_on_class_shares_costs_its_part_of_the_runs_own_federation(
         settings={**case.settings, "rounds": rounds},
         spec=case.spec.model_copy(update={"clients": clients}),
     )
-    unit, shared = Unit(seconds=1.0, parameters=1000, kept=500), dict[str, Cost]()
+    unit, rehearsal = Unit(seconds=1.0, parameters=1000, kept=500), Cost(attack="rehearsal", seconds=600.0)
     work = Work.of(attack.card)
     assert work is not None
-    estimates._cost(attack, work, ("server",), longer, unit, 600.0, shared)
-    assert shared[f"control: labels of {name}"].seconds == pytest.approx(share * 600.0)
+    _, (control, *_) = estimates._cost(attack, work, ("server",), longer, unit, rehearsal)
+    assert control.attack == f"control: labels of {name}"
+    assert control.seconds == pytest.approx(share * 600.0)
 
 
 def test_a_control_of_counts_trains_as_little_as_it_can(run: fdaudit.Run) -> None:
@@ -132,9 +133,10 @@ def test_a_control_of_counts_trains_as_little_as_it_can(run: fdaudit.Run) -> Non
     assert work is not None
     found = []
     for federation in (1.0, 6e4, 6e5):
-        shared = dict[str, Cost]()
-        estimates._cost(attack, work, ("server",), run.opened.case, unit, federation, shared)
-        found.append(shared["control: labels of label-counts"].seconds)
+        rehearsal = Cost(attack="rehearsal", seconds=federation)
+        _, (control, *_) = estimates._cost(attack, work, ("server",), run.opened.case, unit, rehearsal)
+        assert control.attack == "control: labels of label-counts"
+        found.append(control.seconds)
     assert found[0] <= 1.0
     assert found[1] == found[2] < 60
     assert most_of(attack) == {"rounds": 3, **dict.fromkeys(most_of(attack).keys() - {"rounds"}, 1)}

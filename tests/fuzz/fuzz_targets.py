@@ -23,7 +23,7 @@ from fdaudit.adversary.view import View, open_view
 from fdaudit.api import load
 from fdaudit.attestation.check import verify_bundle
 from fdaudit.attestation.keys import public_key
-from fdaudit.audit.guesses import read_guesses, to_guesses
+from fdaudit.audit.guesses import guesses_and_digest, to_guesses
 from fdaudit.audit.red_team import export_view
 from fdaudit.audit.utility.table import utility_table
 from fdaudit.data import load_dataset
@@ -33,7 +33,7 @@ from fdaudit.planning.brought import read_records
 from fdaudit.rng import child
 from fdaudit.spec.schema import DatasetSpec, load_spec
 from fdaudit.storage import cache
-from fdaudit.storage.files import decode, header, load_json, save_tensors
+from fdaudit.storage.files import decode, encode, header, load_json
 from fdaudit.storage.vault import Secrets, Vault
 from fdaudit.sweeps.grid import expand, load_grid
 from fdaudit.sweeps.index import read_index
@@ -221,14 +221,15 @@ def _guesses(folder: Path, handed_out: Path) -> Path:
     }
     for kind, guess in kinds.items():
         (folder / f"guesses-{kind}.json").write_text(json.dumps({**about, kind: guess}))
-    save_tensors(folder / "images.safetensors", {"images": torch.rand(2, *SHAPE, generator=child(0, "fuzz"))})
+    images = torch.rand(2, *SHAPE, generator=child(0, "fuzz"))
+    (folder / "images.safetensors").write_bytes(encode({"images": images}))
     return folder
 
 
 def _guessed(folder: Path) -> object:
     found = []
     for kind in ("membership", "label_distribution", "reconstruction"):
-        given = read_guesses(folder / f"guesses-{kind}.json")
+        given, _ = guesses_and_digest(folder / f"guesses-{kind}.json")
         made = to_guesses(given, folder, SHAPE)
         found.append((given.model_dump(), [str(guess) for guess in made]))
     return found

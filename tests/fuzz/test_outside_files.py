@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 import fdaudit
 from fdaudit.attestation.check import verify_bundle
 from fdaudit.attestation.keys import public_key, refuse_weak
-from fdaudit.audit.guesses import read_guesses
+from fdaudit.audit.guesses import guesses_and_digest
 from fdaudit.errors import IntegrityError, RunError, UsageError
 from fdaudit.storage.files import load_json, parse_json
 from fdaudit.storage.tables import csv_text
@@ -65,7 +65,7 @@ def test_json_of_no_or_of_several_meanings_is_refused(text: str, tmp_path: Path)
     with pytest.raises(IntegrityError, match=r"file\.json .* JSON"):
         load_json(path)
     with pytest.raises(UsageError, match="is not JSON"):
-        read_guesses(path)
+        guesses_and_digest(path)
 
 
 @pytest.mark.parametrize("value", [{}, [1, 2.5, -3e-7, "é", None, True], {"a": {"a": 1}, "b": {"a": 2}}])

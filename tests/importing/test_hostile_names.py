@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fdaudit.audit.guesses import Guesses, read_guesses
+from fdaudit.audit.guesses import Guesses, guesses_and_digest
 from fdaudit.errors import FdauditError, IntegrityError, SpecError, UsageError
 from fdaudit.importing.new_card import new_card
 from fdaudit.importing.records import check, import_record
@@ -158,7 +158,7 @@ def with_text(document: dict[str, Any], path: tuple[str, ...], text: str) -> dic
 READERS: dict[str, tuple[type[Any], Callable[[Path], object], dict[str, Any]]] = {
     "card": (Card, load_card, CARD),
     "spec": (Spec, load_spec, {}),
-    "guesses": (Guesses, read_guesses, {"schema": "fdaudit-guesses/1"}),
+    "guesses": (Guesses, guesses_and_digest, {"schema": "fdaudit-guesses/1"}),
 }
 
 

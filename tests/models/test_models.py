@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fdaudit.data.texts.wordpieces import PieceNumbering, Pieces
 from fdaudit.errors import SpecError, UsageError
-from fdaudit.models import MODELS, PAPER_TABLES, Architecture, Network, architecture, paper_model
+from fdaudit.models import MODELS, Architecture, Network, architecture
 from fdaudit.rng import child
 from fdaudit.spec.schema import ModelSpec
 from fdaudit.tasks import TEXT
@@ -165,21 +165,6 @@ def test_the_strided_cnn_has_no_pooling_and_the_5_5_cnn_says_how_to_pad() -> Non
     assert "1x8x8" in error.problem
     assert "dataset.image_size: 16" in error.remedy
     arch("cnn-5-5", (1, 16, 16))
-
-
-def test_the_seeds_tables_by_task_and_client():
-    assert [PAPER_TABLES["pneumonia", k] for k in range(1, 5)] == [
-        "cnn-5-5", "cnn-3-3", "mlp-1024-512-256", "mlp-1024-1024"
-    ]  # fmt: skip
-    assert [PAPER_TABLES["mnist", k] for k in (1, 2, 3, 5, 7, 10)] == [
-        "cnn-5-5", "cnn-5-5", "cnn-3-3", "cnn-5-3", "mlp-1024-512-256", "mlp-1024-1024"
-    ]  # fmt: skip
-    for (task, client), name in PAPER_TABLES.items():
-        assert paper_model(task, client).name == name
-    assert paper_model("cifar10", 1) == ModelSpec(name="resnet18", params={"head": [128, 64]})
-    assert paper_model("cifar10", 9) == ModelSpec(name="resnet50", params={"head": [256]})
-    with pytest.raises(SpecError, match="'mnist'"):
-        paper_model("mnst", 1)
 
 
 def test_a_resnets_head_follows_table_4():

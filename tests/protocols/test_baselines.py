@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
+from fdaudit.protocols._uploads import weighted_mean
 from fdaudit.protocols.ds_fl import sharpen
-from fdaudit.protocols.feddf import mean_logits, weighted_mean
+from fdaudit.protocols.feddf import mean_logits
 from torch.nn import functional as F
 
 from fdaudit.federation.protocol import PartyData

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fdaudit.protocols.fedftg.config import FedFTGConfig
 from fdaudit.protocols.fedftg.losses import disagreement, soft_cross_entropy, weighted_cross_entropy
-from fdaudit.protocols.fedgen.generator import class_shares, likeness
+from fdaudit.protocols.fedgen.generator import likeness
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,12 +19,6 @@ from fdaudit.testing.federation import CLASSES, SHAPE
 
 from ..helpers.by_hand import close, tensors
 from ..helpers.protocol_cases import configured, run
-
-
-def test_class_shares_sum_to_one_and_share_unknown_classes_equally() -> None:
-    shares = class_shares(torch.tensor([[3, 0, 0], [1, 2, 0]]))
-    assert torch.allclose(shares, torch.tensor([[0.75, 0.0, 0.5], [0.25, 1.0, 0.5]]))
-    assert torch.allclose(class_shares(torch.tensor([[-5, 1], [2, 1]])).sum(0), torch.ones(2)), "noised"
 
 
 def test_the_losses_are_what_loops_over_samples_and_pairs_give() -> None:

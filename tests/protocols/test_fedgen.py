@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fdaudit.protocols.fedgen.client import FedGenClient
-from fdaudit.protocols.fedgen.generator import FeatureGenerator, ensemble_loss, likeness
+from fdaudit.protocols.fedgen.generator import FeatureGenerator, class_shares, ensemble_loss, likeness
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -228,6 +228,12 @@ def test_other_tasks_are_refused() -> None:
     spec = small_spec(protocol={"name": "fedgen"}, dataset={"name": "digits-multilabel", "limit": 100})
     with pytest.raises(SpecError, match="does not run"):
         simulated_case(load_spec(spec), known(7))
+
+
+def test_class_shares_sum_to_one_and_share_unknown_classes_equally() -> None:
+    shares = class_shares(torch.tensor([[3, 0, 0], [1, 2, 0]]))
+    assert torch.allclose(shares, torch.tensor([[0.75, 0.0, 0.5], [0.25, 1.0, 0.5]]))
+    assert torch.allclose(class_shares(torch.tensor([[-5, 1], [2, 1]])).sum(0), torch.ones(2)), "noised"
 
 
 def test_likeness_of_equal_features_is_one_and_falls_with_their_distance() -> None:

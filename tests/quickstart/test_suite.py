@@ -13,7 +13,6 @@ from fdaudit.protocols import REGISTRY
 
 import fdaudit
 from fdaudit import attacks
-from fdaudit.audit.backend import Elsewhere
 from fdaudit.errors import UsageError
 from fdaudit.planning.simulated import simulated_case
 from fdaudit.progress import Tick
@@ -143,13 +142,17 @@ def test_an_interrupted_quickstart_goes_on_and_leaves_what_is_done(
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("small")
-def test_runs_one_by_one_or_beside_each_other_are_the_same(tmp_path: Path) -> None:
+def test_runs_one_by_one_or_beside_each_other_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     beside, _ = suite.quickstart(tmp_path / "beside")
     for name in ("one", "other"):
         (tmp_path / "by-one" / name / "vault").mkdir(parents=True)
         secrets = (tmp_path / "beside" / name / "vault" / "secrets.json").read_bytes()
         (tmp_path / "by-one" / name / "vault" / "secrets.json").write_bytes(secrets)
-    by_one, _ = suite.quickstart(tmp_path / "by-one", resume=True, elsewhere=Elsewhere())
+    waiting = suite._Beside
+    monkeypatch.setattr(suite, "_Beside", lambda wait, reported: waiting(True, reported))
+    by_one, _ = suite.quickstart(tmp_path / "by-one", resume=True)
     assert [r.result for r in by_one] == [r.result for r in beside]
 
 

@@ -23,7 +23,7 @@ from fdaudit.isolation.frames import MalformedError, Tensors
 from fdaudit.isolation.schema import guesses_of, packed_guesses
 from fdaudit.scoring.goals.model_extraction import CopyScorer, check_copy
 from fdaudit.scoring.goals.scorer import ScoringInputs
-from fdaudit.storage.files import save_tensors
+from fdaudit.storage.files import encode
 from fdaudit.storage.vault import Vault
 from fdaudit.testing.specs import small_spec
 from fdaudit.training.trainer import parameters_of
@@ -217,7 +217,7 @@ def test_a_copy_that_is_no_set_of_weights_is_refused(run: fdaudit.Run) -> None:
 def handed_back(run: fdaudit.Run, folder: Path, **changes: Any) -> Path:
     """A file of guesses that hands the victim's own model back."""
     weights = Vault(run.directory / "vault").load("models/client-0")
-    save_tensors(folder / "copy.safetensors", weights)
+    (folder / "copy.safetensors").write_bytes(encode(weights))
     card = json.loads((folder / "handout" / "card.json").read_text())
     made = {
         "schema": "fdaudit-guesses/1",
@@ -244,7 +244,7 @@ def test_a_copy_from_outside_is_scored_by_the_same_rules(run: fdaudit.Run, tmp_p
                 copied, tmp_path, model_extraction=[{"target": "client/0", "parameters": "a.safetensors"}]
             ),
         )
-    save_tensors(tmp_path / "wrong.safetensors", {"a": torch.zeros(2)})
+    (tmp_path / "wrong.safetensors").write_bytes(encode({"a": torch.zeros(2)}))
     wrong = [{"target": "client/0", "parameters": "wrong.safetensors"}]
     with pytest.raises(UsageError, match="differ in"):
         score(copied, handed_back(copied, tmp_path, model_extraction=wrong))
