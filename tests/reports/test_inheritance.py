@@ -353,6 +353,7 @@ def test_page_public_page_comparison_and_console_agree_on_what_was_not_tested() 
     assert summarise(public(made)).level == "not-tested"
     (row,) = compare([ComparedRun(name="one", result=made)]).rows
     assert [o.finding.level for o in row.outcomes if o.finding] == ["not-tested"]
+    assert [o.words for o in row.outcomes] == ["Tested in part"]
     lines = list(verdicts(made))
     assert lines[-1].startswith("server, membership: not")
     assert "logit_cotangents: no attack" in lines[-1]
