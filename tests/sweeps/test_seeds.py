@@ -132,9 +132,13 @@ def test_runs_under_one_name_differ_in_their_seeds_alone(tmp_path: Path) -> None
     page = fdaudit.compare({"x": [first, second], "y": other}, tmp_path / "out")
     rows = json.loads(page.with_name("comparison.json").read_bytes())["runs"]
     assert [(row["name"], row["seeds"]) for row in rows] == [("x", 2), ("y", 1)]
-    for runs, said in (([first, other], "differ in clients"), ([first, first], "twice"), ([], "no runs")):
+    for groups, said in (
+        ({"x": [first, other]}, "differ in clients"),
+        ({"x": [first, first]}, "twice"),
+        ({"x": [], "y": [first, second]}, "no runs"),
+    ):
         with pytest.raises(RunError, match=said):
-            fdaudit.compare({"x": runs, "y": second}, tmp_path / "no")
+            fdaudit.compare(groups, tmp_path / "no")
     assert not (tmp_path / "no").exists()
 
 
