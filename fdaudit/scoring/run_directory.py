@@ -275,7 +275,7 @@ def _the_spec(source: Spec | Path | str | dict[str, Any] | None, out: Path, resu
         # What a preset stands for is written out in the run's own spec.
         compared -= {"protocol", "defenses", "withhold"}
         if earlier.preset is not None:
-            theirs["preset"] = {**theirs["preset"], "written_out": False}
+            theirs["preset"] = {**theirs["preset"], "written_out": False, "tuned": spec.preset.tuned}
     # The run's own spec contains the settings that rules chose.
     for field in ("threads", "device", "strategy", "memory_format", "precision", "compile"):
         if ours[field] == Spec.model_fields[field].default:
