@@ -95,7 +95,7 @@ class ReducibleSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What an attack costs, or work that attacks share, and how far settings can be reduced.
+    """Cost of an attack, or of work that attacks share, and how far settings can be reduced.
 
     Attributes:
         attack: its name.

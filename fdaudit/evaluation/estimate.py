@@ -69,7 +69,7 @@ _FROM_VICTIMS = ("gradients", "labels", "neurons", "uploads")
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What the attacks of a run cost with the settings asked for.
+    """Costs of the attacks of a run with the settings asked for.
 
     Attributes:
         attacks: of attacks that state their work and may apply.
