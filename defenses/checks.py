@@ -108,5 +108,5 @@ class OwnPublicSet(Configured[CheckConfig]):
     """Whether the public samples stay those of the spec, whoever hands out others."""
 
     def refuses(self, copies: Mapping[str, Mapping[str, Tensor]]) -> Collection[str]:
-        """Return no receiver: a request names samples that everybody holds."""
+        """Return no receiver: a request names samples that everyone holds."""
         return ()

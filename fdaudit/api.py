@@ -118,7 +118,7 @@ def load(path: Path | str) -> Run:
 
 
 def _count_done(run: Run) -> None:
-    """Conclude a run anew if its attack stage was killed, so that its result has all cells that are done."""
+    """Conclude a run again if its attack stage was killed, so that its result has all cells that are done."""
     if not (run.directory / "vault").is_dir():
         return
     found = unfinished(Vault(run.directory / "vault"))

@@ -248,7 +248,7 @@ def sentence(text: str) -> str:
 
 
 def only_if(needs: Collection[str]) -> str:
-    """Return who must follow the protocol for a claim to hold, in a sentence after a space; empty if nobody must."""
+    """Return who must follow the protocol for a claim to hold, in a sentence after a space; empty if no one must."""
     if not needs:
         return ""
     follow = "follow"

@@ -90,7 +90,7 @@ def readings_of_distilled(
     Args:
         view: the adversary's view.
         knowledge: with public samples and a training core.
-        samples: (s, c, h, w) about which models are asked, besides those of the round.
+        samples: (s, c, h, w) about which models are asked, in addition to those of the round.
         shadows: from a broadcast model, shadows of every client that is no member, which start from it.
         most: models, at most.
         rehearsals: of each distillation, at most the number of shadows.

@@ -280,7 +280,7 @@ def regressed_rehearsed(
     Args:
         clients: answers (m, d) and coins (m, k) ±1 of each client's shadows; the same m for all.
         seen: (d,) the values.
-        residual: (r, d) what each rehearsed federation's values hold besides its clients' answers; r at most m.
+        residual: (r, d) what each rehearsed federation's values hold in addition to its clients' answers; r at most m.
         rehearsed: (r, d) these values; in federation i each client holds the records of its shadow i.
     """
     r = len(residual)

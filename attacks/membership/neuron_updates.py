@@ -42,7 +42,7 @@ class NeuronUpdates:
     It reads uploads that start from a model in whose last hidden layer each neuron is active for one candidate at most.
     An honest model is never like that: a server that deviates by `candidate-neurons` sends it. The score is the share
     of the candidate's gradient in the change of the neuron's weights and bias, by least squares over the rounds. It is
-    zero if nobody held the candidate. A sum of updates is read as the upload of each client in it. No model is trained.
+    zero if no one held the candidate. A sum of updates is read as the upload of each client in it. No model is trained.
     """
 
     card = AttackCard(

@@ -204,7 +204,7 @@ class BudgetMeter:
 
     @property
     def _condition(self) -> str:
-        """Return who departs, as the end of a clause; empty if nobody may."""
+        """Return who departs, as the end of a clause; empty if no one may."""
         if not self.departing:
             return ""
         names = list[str]()

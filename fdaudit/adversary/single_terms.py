@@ -2,7 +2,7 @@
 
 Guarantees:
   * only a message marked as an exact sum that says whose terms are in it is read so;
-  * what is subtracted are messages in the view: those that members sent, whatever they are;
+  * what is subtracted are messages in the view: all that members sent;
   * a sum of one client's term alone is read as its upload, and one with two terms that are not in view never is.
 """
 

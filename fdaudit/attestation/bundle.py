@@ -109,7 +109,7 @@ def evidence(
 
 
 def refuse(source: Path, target: Path) -> None:
-    """Refuse a run without a result, and a place for evidence that is taken or lies in the run.
+    """Refuse a run without a result, and a place for evidence that is taken or is in the run.
 
     Raises:
         UsageError: either is so.

@@ -4,7 +4,7 @@ Guarantees:
   * it holds the public report, the signer's public key and the statement, and no other file of the run;
   * what the run's own files hold is stated by salted commitments only: no digest in it confirms a guess of a record, a
     label, a split or an exact score;
-  * it is signed, and lies in one flat directory: no name in it is a path;
+  * it is signed, and is one flat directory: no name in it is a path;
   * all public evidence and all public pages of a run show the same outcomes.
 """
 

@@ -249,7 +249,7 @@ def _candidates(challenge: Challenge) -> bytes:
 
 
 def refuse_other_view(given: GuessFile, run: RunDirectory) -> None:
-    """Refuse guesses whose adversary is nobody in the run, or saw another view there.
+    """Refuse guesses whose adversary is no one in the run, or saw another view there.
 
     Raises:
         UsageError: it is so.

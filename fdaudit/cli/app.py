@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def _say_error(error: FdauditError) -> None:
-    """Print a line for each mistake or defect, and with `--json` one object on standard output besides."""
+    """Print a line for each mistake or defect, and with `--json` one object on standard output as well."""
     errors = error.all if isinstance(error, UsageError) else (error,)
     lines = error.findings if isinstance(error, IntegrityError) else tuple(map(str, errors))
     if "--json" in sys.argv[1:]:
@@ -441,7 +441,7 @@ def remedy(
 
 
 def _remedied(run: Run, out: Path | None, epsilon: float, budget: str | None, tick: Tick) -> Path:
-    """Try a run's remedies and write its report anew; return the report's page."""
+    """Try a run's remedies and write its report again; return the report's page."""
     from fdaudit import api
     from fdaudit.remedies import try_remedies
 
@@ -475,7 +475,7 @@ def twin(
 
 
 def _with_twin(run: Run, out: Path | None, tick: Tick) -> Path:
-    """Make a run's honest twin and write the run's report anew; return the report's page."""
+    """Make a run's honest twin and write the run's report again; return the report's page."""
     from fdaudit import api
     from fdaudit.twin import make_twin
 

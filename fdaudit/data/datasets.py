@@ -63,7 +63,7 @@ class Dataset:
     Attributes:
         name: name in the spec.
         x: (n, c, h, w) float32 in [0, 1], token numbers (n, L) int64, or rows (n, d) float32. Images and rows that were
-            not brought to an import are on the device `meta`: they have a shape and no values, and whoever reads one
+            not brought to an import are on the device `meta`: they have a shape and no values, and code that reads one
             fails.
         y: (n,) int64, (n, C) of the multi-label task, or (n, h, w) of segmentation.
         test_x: (m, c, h, w) or (m, L), the official test split; None if there is none and one is held out.

@@ -185,7 +185,7 @@ def as_images(
         array: a NumPy array.
         field: name of the user's field, for the error.
         what: name of the array and its file, for the error.
-        span: floats may be in this range instead. If one lies outside [0, 1], all are mapped from the range to [0, 1].
+        span: floats may be in this range instead. If one is outside [0, 1], all are mapped from the range to [0, 1].
         remedy: of floats outside, for the error.
 
     Raises:

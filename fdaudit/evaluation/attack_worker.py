@@ -1,6 +1,6 @@
 """A process that runs attack cells; `fdaudit.evaluation.workers` starts it.
 
-Guarantee, besides those of `serve`:
+Guarantee, in addition to those of `serve`:
   * it leaves no exported view when it ends, and no copy of a run that was made only for it.
 """
 

@@ -99,7 +99,7 @@ class Estimate:
         processes: processes that run them.
         seconds: time for all of them.
         gigabytes: most memory of all processes together.
-        disk: most gigabytes on disk, besides what is there.
+        disk: most gigabytes on disk, in addition to what is there.
         longest: the attack that takes longest.
         shape: channels, height and width of an image.
         unstated: attacks that state no work, and are not counted in `seconds`.

@@ -3,7 +3,7 @@
 Guarantees:
   * with a budget of time, cells run from the cheapest attack to the most expensive. Those that have no answer when it
     is spent are marked as not tested;
-  * without one, the quick attacks run first if somebody waits for a provisional report. The order changes no outcome.
+  * without one, the quick attacks run first if someone waits for a provisional report. The order changes no outcome.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def score_at_site(
         What the statement says.
 
     Raises:
-        UsageError: the guesses are malformed, of another record, about nobody whose records are here or about too few
+        UsageError: the guesses are malformed, of another record, about no one whose records are here or about too few
             records, or the site has answered often enough; nothing was written.
         IntegrityError: the record is damaged, the truth contradicts it, or the count of answers is damaged.
     """

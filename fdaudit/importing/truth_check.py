@@ -82,7 +82,7 @@ def doubts(models: ModelsOnRecord, uses: Uses) -> list[str]:
 def _mistaken_kinds(models: ModelsOnRecord) -> Iterator[str]:
     """Yield a sentence for the first upload whose values look like the other kind: weights, or what they moved by.
 
-    Weights after training lie near those before. A difference is small beside them, and points elsewhere.
+    Weights after training are near those before. A difference is small beside them, and points elsewhere.
     """
     compared = 0
     for message in models.messages:

@@ -132,7 +132,7 @@ class Attacker:
     Args:
         own: whether fdaudit's own attacks run in it, one after the other. Others get a process for each trial.
         launched: starts the process.
-        reads: files that it may read besides Python and its libraries: those of pretrained networks.
+        reads: files that it may read in addition to Python and its libraries: those of pretrained networks.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ It has layers, and each can be missing on some system. No layer is silently left
 
 | Layer | What it takes away |
 | --- | --- |
-| `user` | the auditor's user: files of the run belong to somebody else (only a third party's attack that root starts) |
+| `user` | the auditor's user: files of the run belong to someone else (only a third party's attack that root starts) |
 | `network` | every network, and sockets of every family |
 | `processes` | the sight of other processes, and every way to signal them; none of its own outlives it |
 | `tree` | the existence of all other files; the files that may only be read are mounted read-only |

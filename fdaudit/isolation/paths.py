@@ -91,7 +91,7 @@ def _is_importable(place: Path) -> bool:
 
 
 def _holds_run(place: Path) -> bool:
-    """Return whether a run or a record lies in a directory or below it."""
+    """Return whether a run or a record is in a directory or below it."""
     return any(_OF_A_RUN.intersection((*folders, *files)) for _, folders, files in os.walk(place))
 
 

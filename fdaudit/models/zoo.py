@@ -288,7 +288,7 @@ class Architecture:
     def _skeleton(self) -> nn.Module:
         """Return the module on the meta device, which equal architectures share.
 
-        An imported class may not support that device. It is built in full, and for each architecture anew.
+        An imported class may not support that device. It is built in full, once for each architecture.
         """
         return self._seeded(0) if self.imported else _skeleton_of(self)
 

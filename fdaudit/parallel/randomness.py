@@ -1,6 +1,6 @@
 """The process's global generators of random numbers: PyTorch's, Python's `random` and NumPy's `numpy.random`.
 
-A network that somebody else wrote may draw from any of them: by a dropout layer, `F.dropout`, `torch.randn_like` in
+A network that someone else wrote may draw from any of them: by a dropout layer, `F.dropout`, `torch.randn_like` in
 `forward`, or `random.random()`. So nothing here asks which layers a network has. Where it matters whether a pass drew
 numbers, the generators' states before and after it are compared.
 
@@ -54,7 +54,7 @@ def seeded_randomness(source: int | SecretStream, devices: Sequence[torch.device
     """Give every global generator a state that follows from `source`. Restore the states afterwards.
 
     Args:
-        source: a seed, or a secret stream for numbers that nobody may guess. The next bytes of the stream are used.
+        source: a seed, or a secret stream for numbers that no one may guess. The next bytes of the stream are used.
         devices: accelerators whose generators are set as well, to a seed of 63 bits.
 
     Raises:

@@ -218,7 +218,7 @@ class Case:
         return self.spec.transport if self.imported is None else self.imported.charged_transport
 
     def charged(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages as the ledger may read them: without statements that nobody answers for."""
+        """Return messages as the ledger may read them: without statements that no one answers for."""
         return messages if self.imported is None else self.imported.charged(messages)
 
     # -- networks ---------------------------------------------------------------------------------------------

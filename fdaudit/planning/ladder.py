@@ -154,7 +154,7 @@ class ImportedSystem:
         return self.card.transport if self.card.transport_attested_by is not None else "plain"
 
     def charged(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages as the ledger may read them: with inputs and events that somebody answers for."""
+        """Return messages as the ledger may read them: with inputs and events that someone answers for."""
         events = dict[tuple[str, str], Event]()
         for attested in self.card.attested:
             events[attested.kind, attested.sender] = event_from_json(attested.event)

@@ -304,7 +304,7 @@ class Recorder:
         """Write to the truth the records that a party holds: record i is row i. A second call replaces the first.
 
         Args:
-            party: the party, or whose records attacks may use: `auxiliary` (like the clients', and nobody trained on
+            party: the party, or whose records attacks may use: `auxiliary` (like the clients', and no one trained on
                 them), `test`, or `public` (in the order of the messages' `index`).
             x: (n, …) the records as the network gets them, channels first.
             y: (n,) their classes, (n, C) of 1 and 0, or (n, h, w) masks.

@@ -101,7 +101,7 @@ def try_remedies(
         tick: progress.
 
     Raises:
-        RunError: the federation ran elsewhere, or the directory exists.
+        RunError: another system ran the federation, or the directory exists.
         UsageError: the budget is no duration, or ε no positive number.
     """
     until = float("inf")

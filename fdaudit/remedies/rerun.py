@@ -46,7 +46,7 @@ def refuse_rerun(run: Run, out: Path, change: str) -> None:
         change: what is changed, as a clause that follows "cannot run again".
 
     Raises:
-        RunError: the federation ran elsewhere, or the directory lies in the run.
+        RunError: another system ran the federation, or the directory is in the run.
     """
     if run.case.origin != "simulation":
         problem = f"was recorded elsewhere: its federation cannot run again {change}"

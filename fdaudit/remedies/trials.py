@@ -28,7 +28,7 @@ class RemedyTrial:
         words: what is changed, in a clause; `{epsilon}` stands for the ε asked for.
         change: returns a spec of the case with the remedy added, or refuses with `SpecError`.
         clip: C to begin with where settings are tuned; None for a remedy without settings.
-        same_training: whether it leaves what is trained, and so utility, as it is, but for other draws of noise.
+        same_training: whether it leaves what is trained, and so utility, as it is, except for other draws of noise.
     """
 
     words: str

@@ -71,7 +71,7 @@ def check_gates(
     cell does not work even in its own control, so such a cell can break a gate and cannot keep one: a gate also fails
     if some adversary has inconclusive cells of its goal and no others, or one that a budget of time left out. A gate on
     ε fails if ε is infinite for some view; its value is then None. The gates on utility compare the server's model, or
-    the worst client's if the server has none; a drop against `standalone` fails if nobody trained alone.
+    the worst client's if the server has none; a drop against `standalone` fails if no one trained alone.
 
     Args:
         thresholds: by the gate's name; None if the spec sets none.

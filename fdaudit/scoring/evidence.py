@@ -2,7 +2,7 @@
 
 Guarantees:
   * draws are named by what is measured and by the victims. Equal guesses therefore have equal figures and intervals in
-    every cell, an attack cannot choose its draws, and everybody who holds the record can repeat them;
+    every cell, an attack cannot choose its draws, and everyone who holds the record can repeat them;
   * a score is remembered by a digest of every field of the guesses, and of all else that may differ between two scores
     of one scorer. The scorer's truth, settings and code are its own for life;
   * remembered scores are in this process's memory only. fdaudit's own attacks write to the cache of
@@ -98,7 +98,7 @@ class EvidenceScores:
         Args:
             what: the measurement; it names the draws with the guesses' targets.
             guesses: the guesses.
-            score: computes a value that nobody changes, from draws.
+            score: computes a value that no one changes, from draws.
             beside: all else that `score` depends on, the scorer's own truth and settings excepted.
         """
         evidence = evidence_of([what, guesses, beside])

@@ -1,4 +1,4 @@
-"""The card of a recorded system: what its record cannot show. Whoever fills it in asserts it."""
+"""The card of a recorded system: what its record cannot show, as its author asserts it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ the code in it by `--trust-code` or `FDAUDIT_TRUST_CODE=1`. A spec that the user
 
 Guarantees:
   * `refuse_code` refuses a document that names untrusted code, before anything is planned from it;
-  * `refuse_untrusted` stands before every import of code by name, so a document that nobody checked runs no code;
+  * `refuse_untrusted` stands before every import of code by name, so a document that no one checked runs no code;
   * neither of them imports a module.
 """
 

@@ -8,7 +8,7 @@ Guarantees:
     lowers no count while the other place remains;
   * a second asker waits until the first one has its answer.
 
-Whoever removes both files, or copies the truth to another machine, starts anew there: no file can notice that.
+If both files are removed, or the truth is copied to another machine, counting starts at zero: no file can notice that.
 """
 
 from __future__ import annotations

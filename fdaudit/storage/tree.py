@@ -1,4 +1,4 @@
-"""Directories that came from somebody else: nothing below them is read or written through a link.
+"""Directories that came from someone else: nothing below them is read or written through a link.
 
 Guarantees:
   * a directory that holds a link, a pipe, a device, a socket or a file with a second name (a hard link) is refused

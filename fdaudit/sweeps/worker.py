@@ -1,6 +1,6 @@
 """A process that carries out runs of a sweep; `fdaudit.sweeps.sweep` starts it.
 
-Guarantees, besides those of `serve`:
+Guarantees, in addition to those of `serve`:
   * it leaves no adversary's view behind when it ends;
   * two processes never work on one run: a new process waits for an orphaned one.
 """

@@ -26,7 +26,7 @@ class Column:
         categories: the names of the categories, in the order of the one-hot entries; empty for a number.
         mean: what was subtracted from a number, in the column's own units.
         scale: what it was divided by then, in the column's own units.
-        stated: whether mean and scale, or the categories, are final and everybody may know them.
+        stated: whether mean and scale, or the categories, are final and everyone may know them.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The contract of a form of inputs, what a record is besides its label, and the forms: images, texts and rows."""
+"""The contract of a form of inputs (all of a record but its label), and the forms: images, texts and rows."""
 
 from __future__ import annotations
 

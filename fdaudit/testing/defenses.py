@@ -54,7 +54,7 @@ def check_defense(
     * a message without `index` is treated as one about all samples in their order;
     * messages of one shape have one size, where the card says `fixed_size`;
     * two messages differ after their clip by no more than the sensitivity that the event states;
-    * the noise that the event states is drawn anew for each message, and is as large where nothing follows it;
+    * the noise that the event states is drawn afresh for each message, and is as large where nothing follows it;
     * PyTorch's defaults stay as they are;
     * on CUDA it releases the same, where there is a device.
 

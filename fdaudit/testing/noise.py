@@ -48,7 +48,7 @@ def check_sensitivity(subject: MessageDefence) -> None:
 
 
 def check_noise(subject: MessageDefence) -> None:
-    """The noise of a message is as the event states: drawn anew, and as large."""
+    """The noise of a message is as the event states: drawn afresh, and as large."""
     message = subject.message()
     first = subject.release(message)
     if not isinstance(first.event, _ADDITIVE) or first.kind != subject.kind:
@@ -94,7 +94,7 @@ def _refuse_weak_noise(name: str, event: Any, draws: Sequence[Tensor], added_las
 
 
 def check_noise_in_training(name: str, defence: Any, event: Any) -> None:
-    """The noise of a step is as the event states: drawn anew, and as large, before the sum is divided."""
+    """The noise of a step is as the event states: drawn afresh, and as large, before the sum is divided."""
     if not isinstance(event, SampledGaussian):
         return
     nothing = {"w": torch.zeros(3, 2)}

@@ -62,7 +62,7 @@ def check_protocol(
     * nothing bypasses the wire, and a message declares everything that it depends on;
     * what was delivered, the records, the public samples with their classes, and PyTorch's defaults are never changed;
     * a run of one round ends, too;
-    * a round is completed without silent clients, without withheld kinds, and for a class that nobody holds;
+    * a round is completed without silent clients, without withheld kinds, and for a class that no one holds;
     * clients may have networks of their own, if the card says so;
     * it also runs on CUDA, where there is a device.
 

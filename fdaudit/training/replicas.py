@@ -80,7 +80,7 @@ class Copy:
                 self._counters.append((tensor, tensor.clone()))
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
-        """Load parameters and buffers; counters begin anew, so that no earlier job matters."""
+        """Load parameters and buffers; counters begin again, so that no earlier job matters."""
         with torch.no_grad():
             for name, tensor in self.named.items():
                 tensor.copy_(parameters[name])

@@ -50,7 +50,7 @@ class ReceivedMessage:
         others: tensors of the messages of this kind from other senders in the same step of the round.
         records: (n, …) the receiver's own records; None if it holds none.
         network: what the receiver builds from a message of parameters; None if the federation trains none.
-        public: (m, …) the public samples that everybody was handed; None without any.
+        public: (m, …) the public samples that everyone was handed; None without any.
     """
 
     tensors: Mapping[str, Tensor]

@@ -65,7 +65,7 @@ class DaFKDUpdate:
 
 
 class DaFKDClient:
-    """Client k: its records, and its discriminator, which never comes from another party but for w's extractor."""
+    """Client k: its records, and its discriminator, which never comes from another party except w's extractor."""
 
     def __init__(self, name: str, data: PartyData, config: DaFKDConfig, setting: Setting) -> None:
         self.name, self._data, self._config, self._seed = name, data, config, setting.seed

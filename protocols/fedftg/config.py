@@ -14,7 +14,7 @@ __all__ = ["FedFTGConfig"]
 
 
 class FedFTGConfig(SampledTraining):
-    """FedFTG's settings; the defaults are those of the authors' code, but for the generator's size."""
+    """FedFTG's settings; the defaults are those of the authors' code, except for the generator's size."""
 
     iterations: int = Field(10, ge=0)
     """I: times a round that generator and model take turns; 0 is FedAvg."""

@@ -12,7 +12,7 @@ __all__ = ["FedGENConfig"]
 
 
 class FedGENConfig(LocalTraining):
-    """FedGEN's settings; the defaults are those of the authors' code for MNIST, but for the length of a run."""
+    """FedGEN's settings; the defaults are those of the authors' code for MNIST, except for the length of a run."""
 
     batch_size: int = Field(32, ge=1)
     """Records a step."""

@@ -80,7 +80,7 @@ def reported_classes(state: Mapping[str, Tensor], clients: Collection[str], clas
 def class_shares(counts: Tensor) -> Tensor:
     """Return α (K, C) from the clients' class counts (K, C): each client's share of a class.
 
-    A class of which nobody has a record is shared equally.
+    A class of which no one has a record is shared equally.
 
     Guarantees:
       * non-negative, and sums to one over the clients for each class.

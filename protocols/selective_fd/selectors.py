@@ -5,7 +5,7 @@ validation records. It then counts as within the client's distribution, and the 
 "Client-Side Selector").
 
 Guarantees:
-  * the records that fit an estimator are not used for its threshold (but for the default width of its kernel);
+  * the records that fit an estimator are not used for its threshold (except for the default width of its kernel);
   * a sample with a non-positive density estimate is declined, for every threshold.
 """
 

@@ -1,7 +1,7 @@
 """The charts of a comparison: utility, leakage and traffic of each run against each other, as inline SVG.
 
 Guarantees:
-  * no label lies on a mark or on another label; a label without room is left out, and named;
+  * no label is on a mark or on another label; a label without room is left out, and named;
   * a run's bytes are printed at its mark wherever there is room, and the axis of bytes has all the ticks of a
     logarithmic one;
   * a run without a figure is in no chart that needs it, and is named.

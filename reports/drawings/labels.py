@@ -1,7 +1,7 @@
 """Places for labels beside the marks of a chart.
 
 Guarantees:
-  * no label lies on a mark, on another label, on another label's leader, or outside the frame;
+  * no label is on a mark, on another label, on another label's leader, or outside the frame;
   * a leader crosses no label, and no mark but its own and those that overlap it;
   * a label without such a place has none: it is never squeezed in.
 """
@@ -38,7 +38,7 @@ class Box:
         return across and self.top < other.bottom and other.top < self.bottom
 
     def within(self, other: Box) -> bool:
-        """Return whether it lies inside another."""
+        """Return whether it is inside another."""
         across = other.left <= self.left and self.right <= other.right
         return across and other.top <= self.top and self.bottom <= other.bottom
 

@@ -59,7 +59,7 @@ def file_bytes(
     Args:
         draw: draws on the empty figure.
         size: width and height in inches.
-        settings: of Matplotlib, besides those of every figure; they hold inside this call.
+        settings: of Matplotlib, in addition to those of every figure; they hold inside this call.
         suffix: one of `FORMATS`; PNG has 300 dots an inch.
     """
     import matplotlib

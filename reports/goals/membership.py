@@ -76,7 +76,7 @@ def _rate_above_chance(evidence: RuleInput) -> tuple[Figure, float] | None:
 
 
 def _beyond_blind(auc: Figure | None, blind: Figure) -> str:
-    """Return a clause if an AUC's interval lies above that of a baseline that sees no message; else empty."""
+    """Return a clause if an AUC's interval is above that of a baseline that sees no message; else empty."""
     bound = max(0.5, blind.high if blind.high is not None else 1.0)
     if not above(auc, bound) or auc is None:
         return ""

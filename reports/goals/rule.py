@@ -222,7 +222,7 @@ def value_of(figures: Sequence[Figure], name: str) -> float | None:
 
 
 def above(figure: Figure | None, bound: float) -> bool:
-    """Return whether the lower end of a figure's interval lies above a bound."""
+    """Return whether the lower end of a figure's interval is above a bound."""
     return figure is not None and figure.low is not None and figure.low > bound
 
 
@@ -247,12 +247,12 @@ def tested(name: str) -> Callable[[RuleInput], bool]:
 
 
 def surely(name: str, bound: float) -> Callable[[RuleInput], bool]:
-    """Return a rule's `certain`: whether the lower end of a figure's interval lies above a bound."""
+    """Return a rule's `certain`: whether the lower end of a figure's interval is above a bound."""
     return lambda evidence: above(by_name(evidence.figures, name), bound)
 
 
 def lower_end(figure: Figure, bound: str) -> str:
-    """Return a clause that says how an interval lies above a bound."""
+    """Return a clause that says how an interval is above a bound."""
     low = measure(figure, figure.low or 0.0)
     return f"the lower end of the interval, {low}, lies above {bound}"
 

@@ -204,7 +204,7 @@ def _in_time(result: Result, standing: Standing, own: Sequence[Finding]) -> Stan
 def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> list[str]:
     """Return the adversaries whose whole view this one has: those in the result, and every part of its coalition.
 
-    What is released to the world reaches everybody.
+    What is released to the world reaches everyone.
     """
     stated = {row.adversary: row.contains for row in result.views}
     contained = {adversary}
@@ -245,7 +245,7 @@ def _part_with_as_much(standing: Standing, leaks: Sequence[Standing]) -> str:
 
     As much is a leak as grave, shown alone for the same victims.
 
-    An eavesdropper's part is what everybody gets: who encrypts the transport does not take the released model away.
+    An eavesdropper's part is what everyone gets: who encrypts the transport does not take the released model away.
 
     Args:
         standing: a leak.

@@ -52,7 +52,7 @@ def judged(result: Result) -> Result:
 def read_judged(value: Mapping[str, Any]) -> Result:
     """Return the checked form of a parsed `result.json`, with its judgement.
 
-    A judgement by this version's rules must be the one that they give. One of another version is made anew.
+    A judgement by this version's rules must be the one that they give. One of another version is made again.
 
     Raises:
         UsageError: a member is missing or mistyped, or the judgement contradicts the cells; `field` gives its place.

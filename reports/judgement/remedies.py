@@ -79,7 +79,7 @@ def carried(result: Result, finding: Finding) -> Carried:
     """Return what brought the data of a finding to its adversary.
 
     These are the messages with private data that the adversary received and that the attack can start from, with those
-    that it reads besides. All such messages count if it starts from none of them: guesses from outside do not say, and
+    that it reads as well. All such messages count if it starts from none of them: guesses from outside do not say, and
     a server attacks the model that it fitted to what it received.
     """
     members, needs = finding.cell.adversary.split("+"), finding.cell.needs

@@ -332,7 +332,7 @@ def _in_all(finding: Finding, rule: Rule) -> str:
 
 
 def _recognised(finding: Finding) -> str:
-    """Return the share of pictures that an evaluator recognises, if it lies above chance; else empty."""
+    """Return the share of pictures that an evaluator recognises, if it is above chance; else empty."""
     right = by_name(finding.cell.figures, "evaluator_accuracy")
     chance = by_name(finding.cell.figures, "evaluator_chance")
     if right is None or right.low is None or chance is None or chance.value is None:

@@ -3,7 +3,7 @@
 Guarantees:
   * it is read from the result and from the day on which the result was made, never from the clock: the same run gives
     the same page;
-  * what nobody stated reads "not stated", or is left as a line to fill in.
+  * what no one stated reads "not stated", or is left as a line to fill in.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What a page needs to know besides the result.
+    """What a page needs to know in addition to the result.
 
     Attributes:
         ended: the day on which the result was made, as 2026-11-29; empty if it is not on record.

@@ -2,7 +2,7 @@
 
 Guarantees:
   * they follow from the spec, and from public and auxiliary rows only: no other row changes a scale or adds a category;
-  * a value outside the categories counts as the category `(other)`, whatever it is.
+  * a value outside the categories counts as the category `(other)`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Guarantees:
   * it follows from public and auxiliary texts only: no other text adds, removes or renumbers a word;
-  * a word outside the vocabulary has the number of the unknown word, whatever it is.
+  * a word outside the vocabulary has the number of the unknown word.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ __all__ = ["CONTROLS", "controls", "depends_on", "setting_of"]
 
 
 def _without_control(attack: AttackPlan, case: Case) -> dict[str, SmallCase]:
-    """Return no case: for an attack on a goal that no control fits. Such an attack cannot clear anybody."""
+    """Return no case: for an attack on a goal that no control fits. Such an attack cannot clear anyone."""
     return {}
 
 

@@ -74,7 +74,7 @@ class Attempt:
 
     Attributes:
         record: opens the adversary's view; or why there is none.
-        knowledge: what it is assumed to know besides.
+        knowledge: what it is assumed to know as well.
         task: its victims.
         reply: answers the questions to the oracle of its task.
         assumed: its auxiliary records, if the attack is tried with several adversaries.

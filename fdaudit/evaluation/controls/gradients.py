@@ -197,7 +197,7 @@ def score_images(
 ) -> Figures:
     """Return the scores of images about clients that hold rows `victims` of the auxiliary records.
 
-    The adversary's own records, rows `others`, are those that nobody trained on.
+    The adversary's own records, rows `others`, are those that no one trained on.
     """
     x, y = case.auxiliary
     rows = [victims[_number(guess)] for guess in guesses]
