@@ -92,16 +92,19 @@ def state_gradient(view: View, upload: Message, origin: Message, target: str) ->
 
 def _states_before(view: View, first: int, upload: Message, target: str) -> list[_Moments] | str:
     """Return the states that a client may have stepped from, the likeliest first; an empty one stands for zeros."""
-    known = [m for m in with_payload(view.select(kind=_KIND)) if m.seq < first]
-    held = [m for m in known if m.sender == target or target in m.receivers]
+    states: list[Message] = []
+    for message in with_payload(view.select(kind=_KIND)):
+        of_target = message.sender == target or target in message.receivers
+        if of_target and message.seq < first:
+            states.append(message)
     kept = view.hyperparameters.get("optimizer_kept")
     trained = any(m.sender == target and m.kind in MODELS and m.round < upload.round for m in view.messages)
-    if not held:
+    if not states:
         if kept and trained:
             return "the clients keep their optimiser's state, and the one before this round is not in view"
         return [{}]
-    last = _moments(view.tensors(held[-1]))
-    received = target in held[-1].receivers
+    last = _moments(view.tensors(states[-1]))
+    received = target in states[-1].receivers
     if (
         "momentum_buffer" in last or kept is not None
     ):  # only Adam's states tell which of the two they follow from
@@ -140,11 +143,14 @@ class _SteppedState:
             return f"it is a state of Adam, and the clients' optimiser is {stated}"
         end = after(view, upload, start)
         betas = settings.get("betas") or BETAS
+        change = dict[str, Tensor]()
+        for name in _first(moments):
+            change[name] = end[name] - start[name]
         return cls(
             state=state,
             moments=moments,
             start=start,
-            change={name: end[name] - start[name] for name in _first(moments)},
+            change=change,
             optimizer=optimizer,
             betas=(float(betas[0]), float(betas[1])),
             momentum=float(settings.get("momentum") or 0),
@@ -159,7 +165,9 @@ class _SteppedState:
     def shown(self, before: _Moments) -> StateGradient:
         """Return the gradient of the step from the state before."""
         decay = 0.0 if self.optimizer == "adamw" else self.weight_decay
-        gradient = {name: g - decay * self.start[name] for name, g in self._applied(before).items()}
+        gradient = dict[str, Tensor]()
+        for name, g in self._applied(before).items():
+            gradient[name] = g - decay * self.start[name]
         scale = 1.0 if self.optimizer == "sgd" else 1 / (1 - self.betas[0])
         return StateGradient(gradient=gradient, seq=self.state.seq, scale=scale, defenses=self.defenses)
 
@@ -208,11 +216,13 @@ class _SteppedState:
             return ""
         names = list(self.change)
         change = torch.cat([self.change[n].flatten() for n in names])
-        # After one step from zeros Adam's second moment follows from the first.
-        if "exp_avg_sq" in self.moments or before:
-            second = self.moments.get("exp_avg_sq")
-        else:
-            second = {name: (1 - self.betas[1]) * g.square() for name, g in self._applied(before).items()}
+        second = self.moments.get("exp_avg_sq")
+        if second is None and not before:
+            # After one step from zeros Adam's second moment follows from the first.
+            from_zeros = dict[str, Tensor]()
+            for name, g in self._applied(before).items():
+                from_zeros[name] = (1 - self.betas[1]) * g.square()
+            second = from_zeros
         if self.optimizer != "sgd" and second is None:
             # The second moment is not on record.
             first = torch.cat([moment.flatten() for moment in _first(self.moments).values()])
@@ -220,14 +230,18 @@ class _SteppedState:
             if float(against) >= _LEAST_AGREEMENT * float(first.abs().double().sum()):
                 return ""
             return "the upload beside it does not move against its exp_avg"
-        step = torch.cat([self._step(n, before, second).flatten() for n in names])
+        steps, lengths = list[Tensor](), list[Tensor]()
+        for name in names:
+            steps.append(self._step(name, before, second).flatten())
+            lengths.append(self.start[name].norm())
+        step = torch.cat(steps)
         rate = self.lr
         # Adam's length depends on the step's number.
         counted = self.optimizer == "sgd" or not before or _count(self.moments) is not None
         if rate is None or not counted:  # then the step is known up to a factor
             rate = float(-(change @ step) / step.square().sum().clamp_min(1e-30))
-        lengths = torch.stack([self.start[n].norm() for n in names]).norm()
-        if rate > 0 and _close(change, -rate * step, 2 * self.upload_rounding * lengths):
+        length = torch.stack(lengths).norm()
+        if rate > 0 and _close(change, -rate * step, 2 * self.upload_rounding * length):
             return ""
         at = "any rate" if self.lr is None else f"a rate of {self.lr:g}"
         return f"the upload beside it is not the step that it makes at {at}"
@@ -259,13 +273,19 @@ def _first(moments: _Moments) -> Mapping[str, Tensor]:
 
 def _count(moments: _Moments) -> int | None:
     """Return the number of steps that a state counts, or None if it does not say."""
-    counts = {int(step) for step in moments.get("step", {}).values() if step.numel() == 1}
+    counts = set[int]()
+    for step in moments.get("step", {}).values():
+        if step.numel() == 1:
+            counts.add(int(step))
     return counts.pop() if len(counts) == 1 else None
 
 
 def _rounding(message: Message) -> float:
     """Return the largest relative rounding error of a message's numbers."""
-    return max((_ROUNDING.get(info.dtype, 2.0**-24) for info in message.tensors.values()), default=0.0)
+    rounding = 0.0
+    for info in message.tensors.values():
+        rounding = max(rounding, _ROUNDING.get(info.dtype, 2.0**-24))
+    return rounding
 
 
 def _close(sent: Tensor, expected: Tensor, slack: Tensor) -> bool:

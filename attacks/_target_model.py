@@ -128,11 +128,17 @@ def answerable(
     """Check that every challenged victim's model can be queried, for each candidate and `besides` more samples."""
     if not task.challenges:
         return Applicability(False, "no challenge was issued for the victims")
-    targets = [asked(answers, view, knowledge, task, target) for target in task.challenges]
-    if refused := [reason for target, reason in targets if target is None]:
-        return refused[0]
-    needed = sum(len(c.y) + besides for c in task.challenges.values())
-    allowed = min(target.remaining for target, _ in targets if target is not None)
+    refusals, budgets, needed = list[Applicability](), list[int](), 0
+    for target, challenge in task.challenges.items():
+        model, reason = asked(answers, view, knowledge, task, target)
+        if model is None:
+            refusals.append(reason)
+        else:
+            budgets.append(model.remaining)
+        needed += len(challenge.y) + besides
+    if refusals:
+        return refusals[0]
+    allowed = min(budgets)
     if needed > allowed:
         return Applicability(False, f"needs {needed} queries, the budget allows {allowed}")
     return Applicability(True)
@@ -148,17 +154,19 @@ def _sent_model(view: View, knowledge: Knowledge, target: str) -> tuple[Paramete
     message, origin = uploads[-1]
     start = view.tensors(origin)
     network = knowledge.architecture.build(torch.Generator().manual_seed(0))
-    shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
-    if any(name not in start or tuple(start[name].shape) != shape for name, shape in shapes.items()):
-        return None
+    for name, parameter in network.named_parameters():
+        if name not in start or tuple(start[name].shape) != tuple(parameter.shape):
+            return None
     return after(view, message, start), start
 
 
 def shared_model(view: View) -> Message | None:
     """Return the last model that a party other than a client sent: the federation's, not one client's."""
     models = with_payload(view.select(kind="model_parameters"))
-    shared = [m for m in models if not m.sender.startswith("client/")] or models
-    return shared[-1] if shared else None
+    for model in reversed(models):
+        if not model.sender.startswith("client/"):
+            return model
+    return models[-1] if models else None
 
 
 def log_likelihood(answer: Tensor, y: Tensor, floor: float = 1e-12) -> Tensor:

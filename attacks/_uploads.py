@@ -54,8 +54,11 @@ def broadcasts(view: View) -> list[Message]:
 
 def received_before(view: View, message: Message, target: str) -> list[Message]:
     """Return the models that a client received before one of its messages, if they are in view with their tensors."""
-    models = with_payload(view.select(kind="model_parameters"))
-    return [model for model in models if model.seq < message.seq and target in model.receivers]
+    models = list[Message]()
+    for model in with_payload(view.select(kind="model_parameters")):
+        if model.seq < message.seq and target in model.receivers:
+            models.append(model)
+    return models
 
 
 def uploads_of(view: View, target: str, kinds: Sequence[str] = MODELS) -> list[tuple[Message, Message]]:
@@ -109,12 +112,16 @@ def updates_without_broadcast(
     start = dict(initial)
     first = min((m.round for m in view.messages), default=0)
     for now in range(first, max((m.round for m in view.messages), default=-1) + 1):
-        messages = with_payload(view.select(kind="model_update", sender=target, round=now))
-        updates += [(m, start) for m in messages if m.tensors.keys() <= start.keys()]
+        for message in with_payload(view.select(kind="model_update", sender=target, round=now)):
+            unknown = message.tensors.keys() - start.keys()
+            if not unknown:
+                updates.append((message, start))
         if now not in sums or view.hyperparameters.get("server_momentum"):
             break
         total = view.tensors(sums[now])
         weight = weight_of(sums[now])
-        change = {name: value.cpu() / weight for name, value in total.items()}
-        start = {**start, **{name: start[name] + value for name, value in change.items()}}
+        following = dict(start)
+        for name, value in total.items():
+            following[name] = start[name] + value.cpu() / weight
+        start = following
     return updates

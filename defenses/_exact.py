@@ -49,13 +49,20 @@ def discrete_laplace(scale: float, n: int, stream: SecretStream) -> Ints:
 
 def _laplace(b: Fraction, n: int, stream: SecretStream) -> Ints:
     m = -(-b.numerator // b.denominator)
+    rate = Fraction(m) / b
     out = np.zeros(n, dtype=np.int64)
     todo = np.arange(n)
     while len(todo):
         U = _below(m, len(todo), stream)
         heads = _bernoulli_exp(U / float(b), lambda i, U=U: Fraction(int(U[i])) / b, stream)  # type: ignore[misc]
         U, rows = U[heads], todo[heads]
-        y = U + m * _geometric(Fraction(m) / b, len(U), stream)
+        # Coins of probability exp(-m/b) until one fails: P[V >= v] = exp(-v · m/b).
+        V = np.zeros(len(U), dtype=np.int64)
+        running = np.arange(len(U))
+        while len(running):
+            running = running[_bernoulli_exp(np.full(len(running), float(rate)), lambda _: rate, stream)]
+            V[running] += 1
+        y = U + m * V
         negative = _below(2, len(U), stream).astype(bool)
         valid = ~(negative & (y == 0))  # zero has one sign
         out[rows[valid]] = np.where(negative, -y, y)[valid]
@@ -94,16 +101,6 @@ def _fraction(scale: float) -> Fraction:
     return Fraction(scale)
 
 
-def _geometric(rate: Fraction, n: int, stream: SecretStream) -> Ints:
-    """Draw V with P[V >= v] = exp(-rate · v) for whole v >= 0 (n,): coins of probability exp(-rate) until one fails."""
-    out = np.zeros(n, dtype=np.int64)
-    todo = np.arange(n)
-    while len(todo):
-        todo = todo[_bernoulli_exp(np.full(len(todo), float(rate)), lambda _: rate, stream)]
-        out[todo] += 1
-    return out
-
-
 def _bernoulli_exp(gamma: Floats, exact: Callable[[int], Fraction], stream: SecretStream) -> Flags:
     """Toss coins of probability exp(-γ) for each γ >= 0 (n,): Algorithm 1.
 
@@ -137,24 +134,17 @@ def _bernoulli_exp_below_one(
     todo, k = np.arange(len(rows)), 1
     while len(todo):
         at = rows[todo]
-        heads = _bernoulli(
-            gamma[at] / (parts[at] * k),
-            lambda i, at=at, k=k: exact(int(at[i])) / (int(parts[at[i]]) * k),  # type: ignore[misc]
-            stream,
-        )
+        # A coin of probability p compares p bit by bit with a uniform number.
+        p = gamma[at] / (parts[at] * k)
+        words = np.frombuffer(stream.bytes(8 * len(p)), dtype="<u8") >> np.uint64(64 - _BITS)
+        apart = p - (words.astype(np.float64) + 0.5) * 2.0**-_BITS
+        heads = apart > 0
+        for i in np.flatnonzero(~(np.abs(apart) > _DOUBT)):  # NaN among them
+            exact_p = exact(int(at[i])) / (int(parts[at[i]]) * k)
+            heads[i] = _surely_below(int(words[i]), exact_p, stream)
         odd[todo[~heads]] = k % 2 == 1
         todo, k = todo[heads], k + 1
     return odd
-
-
-def _bernoulli(p: Floats, exact: Callable[[int], Fraction], stream: SecretStream) -> Flags:
-    """Toss coins of probability p (n,): compare p bit by bit with a uniform number."""
-    words = np.frombuffer(stream.bytes(8 * len(p)), dtype="<u8") >> np.uint64(64 - _BITS)
-    apart = p - (words.astype(np.float64) + 0.5) * 2.0**-_BITS
-    heads = apart > 0
-    for i in np.flatnonzero(~(np.abs(apart) > _DOUBT)):  # NaN among them
-        heads[i] = _surely_below(int(words[i]), exact(int(i)), stream)
-    return heads
 
 
 def _surely_below(word: int, p: Fraction, stream: SecretStream) -> bool:

@@ -67,12 +67,18 @@ class NoiseConfig(Config):
 
 def values_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors that carry values; neither helpers nor `index`."""
-    return {n: t for n, t in without_shares(tensors).items() if n not in _LEFT_ALONE}
+    values = without_shares(tensors)
+    for name in _LEFT_ALONE:
+        values.pop(name, None)
+    return values
 
 
 def without_shares(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the message without its sender's statements about an average."""
-    return {n: t for n, t in tensors.items() if n not in (CLIENT_SHARE, CLIENT_BOUND)}
+    message = dict(tensors)
+    message.pop(CLIENT_SHARE, None)
+    message.pop(CLIENT_BOUND, None)
+    return message
 
 
 def unclaimed(tensors: Mapping[str, Tensor], public_index: bool) -> NoGuarantee | None:
@@ -95,7 +101,9 @@ def finite(sent: Tensor) -> Tensor:
 def norm(tensors: Iterable[Tensor]) -> float:
     """Return the ℓ2 norm of all values together, in double precision."""
     squares = [torch.zeros((), dtype=torch.float64)]
-    squares += [t.double().square().sum().cpu() for t in tensors]
+    for tensor in tensors:
+        values = tensor.double()
+        squares.append(values.square().sum().cpu())
     return float(torch.stack(squares).sum().sqrt())
 
 

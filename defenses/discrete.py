@@ -109,7 +109,9 @@ class _GridNoise(Configured[Grids]):
         lowest = -cfg.clip - cfg.margin * cfg.step
         grid = EvenGrid(lowest, cfg.step, cfg.levels + 2 * cfg.margin + 1)
         values = values_of(tensors)
-        message = {n: t for n, t in without_shares(tensors).items() if n not in values}
+        message = without_shares(tensors)
+        for name in values:
+            del message[name]
         for name, tensor in values.items():
             draws = torch.from_numpy(self._drawn(tensor.numel(), noise)).reshape(tensor.shape)
             codes = self._codes(tensor).cpu() + cfg.margin + draws

@@ -94,14 +94,20 @@ class DPSGD:
 
     def clipped(self, per_sample: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return Σ_i g_i / max(1, ||g_i|| / C), in double precision."""
-        rows = {n: g.flatten(1).double() for n, g in per_sample.items()}
-        squares = [torch.einsum("ij,ij->i", g, g) for g in rows.values()]
+        rows, squares = dict[str, Tensor](), list[Tensor]()
+        for name, sample in per_sample.items():
+            g = rows[name] = sample.flatten(1).double()
+            squares.append(torch.einsum("ij,ij->i", g, g))
         norms = torch.stack(squares).sum(0).sqrt()
         usable = torch.isfinite(norms)
         factors = torch.where(usable, self.config.clip / norms.clamp(min=self.config.clip), 0.0)
-        if not bool(usable.all()):  # 0 times infinity is NaN
-            rows = {n: g.where(usable[:, None], 0.0) for n, g in rows.items()}
-        return {n: (factors @ g).reshape(per_sample[n].shape[1:]) for n, g in rows.items()}
+        all_usable = bool(usable.all())
+        sums = dict[str, Tensor]()
+        for name, g in rows.items():
+            if not all_usable:  # 0 times infinity is NaN
+                g = g.where(usable[:, None], 0.0)
+            sums[name] = (factors @ g).reshape(per_sample[name].shape[1:])
+        return sums
 
     def noised(self, total: Mapping[str, Tensor], noise: SecretStream) -> dict[str, Tensor]:
         """Return (Σ + N(0, σ²C²)) over the public batch size, drawn in the order of names."""

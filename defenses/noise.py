@@ -71,8 +71,9 @@ class _AdditiveNoise(Configured[Settings]):
         clipped = self._clipped(values)
         message = without_shares(tensors)
         # Use double precision up to the noise: float32 would round the clipped norm past the clip.
-        noisy = {n: noised(t, clipped[n], self._drawn(t, noise)) for n, t in values.items()}
-        return Released(kind=kind, tensors={**message, **noisy}, event=self._event(tensors))
+        for name, sent in values.items():
+            message[name] = noised(sent, clipped[name], self._drawn(sent, noise))
+        return Released(kind=kind, tensors=message, event=self._event(tensors))
 
     def _clipped(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         raise NotImplementedError

@@ -212,7 +212,8 @@ class HardLabel(Configured[HardLabelConfig]):
             raise ProtocolError(f"{self.card.name}: {kind} is no answer. Attach it to {kinds}.")
         rows = _rows(self.card.name, kind, tensors)
         labels = narrow(rows.argmax(1), rows.shape[1])
-        message = {n: t for n, t in _sent(tensors, labels).items() if n != "z_max"}
+        message = _sent(tensors, labels)
+        message.pop("z_max", None)
         reason = "a class without noise: an answer that one record turns gives the record away"
         return Released(kind=self.card.makes or kind, tensors=message, event=NoGuarantee(reason=reason))
 

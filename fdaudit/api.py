@@ -177,8 +177,10 @@ def attack(
 
 def _with(run: Run, wanted: tuple[AttackPlan, ...]) -> RunDirectory:
     """Return an opened run with these attacks, and their adversaries, alone."""
-    adversaries = tuple(dict.fromkeys(a for w in wanted for a in w.adversaries))
-    spec = run.case.spec.model_copy(update={"adversaries": adversaries})
+    adversaries = dict[str, None]()
+    for plan in wanted:
+        adversaries.update(dict.fromkeys(plan.adversaries))
+    spec = run.case.spec.model_copy(update={"adversaries": tuple(adversaries)})
     return replace(run.opened, case=replace(run.case, spec=spec, attacks=wanted))
 
 
@@ -335,14 +337,18 @@ def compared_runs(
 
 def _named(runs: Sequence[Run] | Mapping[str, Run | Sequence[Run]]) -> dict[str, list[Run]]:
     """Return the runs of each row by its name."""
+    by_name: dict[str, list[Run]] = {}
     if isinstance(runs, Mapping):
-        return {name: [group] if isinstance(group, Run) else list(group) for name, group in runs.items()}
+        for name, group in runs.items():
+            by_name[name] = [group] if isinstance(group, Run) else list(group)
+        return by_name
     short = [r.directory.resolve().name for r in runs]
     names = short if len(set(short)) == len(short) else [r.directory.as_posix() for r in runs]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RunError("run", twice, "is given twice", "Give each run once.")
-    return {name: [run] for name, run in zip(names, runs, strict=True)}
+    for name, run in zip(names, runs, strict=True):
+        if names.count(name) > 1:
+            raise RunError("run", name, "is given twice", "Give each run once.")
+        by_name[name] = [run]
+    return by_name
 
 
 def _entry(group: Sequence[Run], name: str, directory: Path) -> ComparedRun:
@@ -354,9 +360,17 @@ def _entry(group: Sequence[Run], name: str, directory: Path) -> ComparedRun:
         results = [run.result for run in group]
     except UsageError as error:
         raise UsageError(f"{name}: {error.field}", error.value, error.problem, error.remedy) from None
-    settings = [{k: v for k, v in r.run.spec.items() if k not in ("seed", "name", "limits")} for r in results]
+    settings = list[dict[str, Any]]()
+    for result in results:
+        spec = dict(result.run.spec)
+        for free in ("seed", "name", "limits"):
+            spec.pop(free, None)
+        settings.append(spec)
     for other in settings[1:]:
-        differing = sorted(k for k in {*other, *settings[0]} if other.get(k) != settings[0].get(k))
+        differing = list[str]()
+        for key in sorted({*other, *settings[0]}):
+            if other.get(key) != settings[0].get(key):
+                differing.append(key)
         if differing:
             problem = f"has runs that differ in {', '.join(differing)}"
             raise RunError("run", name, problem, "Give runs under one name that differ in their seeds alone.")

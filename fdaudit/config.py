@@ -58,7 +58,9 @@ class Config(BaseModel):
                 for name, text in _docs_in(base):
                     docs.pop(name, None)  # declared again without a docstring, a field has none
                     docs |= {name: text} if text else {}
-        return {name: text for name, text in docs.items() if name in cls.model_fields}
+        for name in docs.keys() - cls.model_fields.keys():
+            del docs[name]
+        return docs
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -122,9 +124,17 @@ def validate(config: type[C], values: Mapping[str, Any], where: str = "") -> C:
     Raises:
         SpecError: an unknown key, a wrong type, a value out of range or an impossible combination.
     """
+    if not isinstance(values, Mapping):
+        raise SpecError(where or "spec", values, "is not a mapping", "Write `key: value` lines.")
+    try:
+        _refuse_foreign(values, (where,) if where else (), config._one_line)
+        text = json.dumps(values, allow_nan=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = f"is not plain data ({error})"
+        raise SpecError(where or "spec", values, problem, "Use text, numbers, lists.") from None
     try:
         # Python-mode strictness would refuse a YAML list for a tuple; JSON mode accepts just that.
-        return config.model_validate_json(_to_json(values, where, config._one_line), strict=True)
+        return config.model_validate_json(text, strict=True)
     except ValidationError as error:
         mistakes = Mistakes()
         for mistake in _by_field(error.errors()):
@@ -132,18 +142,6 @@ def validate(config: type[C], values: Mapping[str, Any], where: str = "") -> C:
                 raise _spec_error(config, mistake, where) from None
         mistakes.refuse()
         raise
-
-
-def _to_json(values: Mapping[str, Any], where: str, one_line: bool) -> str:
-    if not isinstance(values, Mapping):
-        raise SpecError(where or "spec", values, "is not a mapping", "Write `key: value` lines.")
-    try:
-        _refuse_foreign(values, (where,) if where else (), one_line)
-        return json.dumps(values, allow_nan=True)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SpecError(
-            where or "spec", values, f"is not plain data ({error})", "Use text, numbers, lists."
-        ) from None
 
 
 def _refuse_foreign(value: object, path: tuple[object, ...], one_line: bool) -> None:
@@ -215,7 +213,11 @@ def _spec_error(config: type[Config], errors: list[ErrorDetails], where: str) ->
     first = _telling(errors)
     # An unknown key, which ends its path, is the user's own word.
     own = len(first["loc"]) - 1 if first["type"] == "extra_forbidden" else None
-    parts = [str(p) for n, p in enumerate(first["loc"]) if n == own or not _UNION_MEMBER.match(str(p))]
+    parts = []
+    for n, place in enumerate(first["loc"]):
+        if n != own and _UNION_MEMBER.match(str(place)):
+            continue
+        parts.append(str(place))
     field = ".".join(([where] if where else []) + parts) or where or "spec"
     kind, value = first["type"], first["input"]
     if kind == "extra_forbidden":
@@ -226,7 +228,10 @@ def _spec_error(config: type[Config], errors: list[ErrorDetails], where: str) ->
     if kind == "missing":
         return SpecError(field, None, "is missing", "Add it.")
     if kind in ("literal_error", "enum"):
-        allowed = [n.strip().strip("'") for n in first["ctx"]["expected"].replace(" or ", ", ").split(",")]
+        allowed = []
+        for choice in first["ctx"]["expected"].replace(" or ", ", ").split(","):
+            bare = choice.strip().strip("'")
+            allowed.append(bare)
         return SpecError(field, value, "is not a valid choice", nearest(str(value), allowed))
     if kind == "value_error":
         cause = first["ctx"]["error"]

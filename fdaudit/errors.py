@@ -145,7 +145,10 @@ def plugin_line(error: BaseException) -> str:
 
     A plug-in is code that fdaudit called and that is neither its own nor a library's.
     """
-    packages = {e.value.partition(":")[0].partition(".")[0] for g in _GROUPS for e in entry_points(group=g)}
+    packages: set[str] = set()
+    for group in _GROUPS:
+        for entry in entry_points(group=group):
+            packages.add(entry.value.partition(":")[0].partition(".")[0])
     own = str(Path(__file__).parent)
     called, where = False, ""
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -161,7 +164,7 @@ def plugin_line(error: BaseException) -> str:
 
 @cache
 def _libraries() -> tuple[str, ...]:
-    return tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
 def one_line(error: BaseException) -> str:

@@ -100,7 +100,11 @@ def typed_again(*added: str) -> str:
     program = [sys.argv[0]]
     if Path(sys.argv[0]).name == "__main__.py":
         program = [sys.executable, "-m", "fdaudit"]
-    return shlex.join([*program, *sys.argv[1:], *(flag for flag in added if flag not in sys.argv)])
+    command = [*program, *sys.argv[1:]]
+    for flag in added:
+        if flag not in sys.argv:
+            command.append(flag)
+    return shlex.join(command)
 
 
 @contextmanager

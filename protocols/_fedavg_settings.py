@@ -53,7 +53,11 @@ class FedAvgConfig(LocalTraining):
     def _gradients_are_one_step(cls, values: Any) -> Any:
         values = _with_tuples(values)  # lists are refused below
         if isinstance(values, dict) and values.get("upload") == "gradient" and not values.get("local_epochs"):
-            return {"local_steps": 1} | {k: v for k, v in values.items() if v is not None}
+            settings: dict[Any, Any] = {"local_steps": 1}
+            for name, value in values.items():
+                if value is not None:
+                    settings[name] = value
+            return settings
         return values
 
     @model_validator(mode="after")

@@ -60,8 +60,12 @@ def reported_counts(state: Mapping[str, Tensor], clients: Iterable[str]) -> list
 
 def count_seqs(state: Mapping[str, Tensor], clients: Iterable[str]) -> list[int]:
     """Return the numbers of the messages in which these clients sent their counts."""
-    names = [f"server/n_seq/{k}" for k in clients]
-    return [int(state[name]) for name in names if name in state]
+    seqs: list[int] = []
+    for k in clients:
+        seq = state.get(f"server/n_seq/{k}")
+        if seq is not None:
+            seqs.append(int(seq))
+    return seqs
 
 
 def shares_of_clients(amounts: Tensor) -> Tensor:
@@ -80,7 +84,10 @@ def weighted_mean(models: Sequence[Mapping[str, Tensor]], counts: Sequence[int])
     n = sum(counts)
     mean = {}
     for name in models[0]:
-        parts = [n_k / n * model[name].cpu() for n_k, model in zip(counts, models, strict=True)]
+        parts: list[Tensor] = []
+        for n_k, model in zip(counts, models, strict=True):
+            part = n_k / n * model[name].cpu()
+            parts.append(part)
         mean[name] = torch.stack(parts).sum(0)
     return mean
 

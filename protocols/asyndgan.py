@@ -230,10 +230,10 @@ class AsynDGAN:
                 answers.append((k, images, back["values"]))
         if answers:
             shares = self._shares([k for k, _, _ in answers])
-            total = sum(
-                (share * (images * at).sum() for share, (_, images, at) in zip(shares, answers, strict=True))
-            )
-            self._G.step(torch.as_tensor(total))  # whose gradient is what came back, pulled through G
+            total = torch.zeros(())
+            for share, (_, images, at) in zip(shares, answers, strict=True):
+                total = total + share * (images * at).sum()
+            self._G.step(total)  # whose gradient is what came back, pulled through G
         return losses, batches
 
     def _judged(self, k: str, sent: Tensor, batch: Tensor) -> tuple[float, Tensor]:
@@ -258,9 +258,11 @@ class AsynDGAN:
 
     def _shares(self, names: list[str]) -> Tensor:
         """Return π_k (K,) of the clients that answered; one whose count did not arrive counts as the mean."""
-        counts = {
-            k: float(self.state[f"server/count/{k}"]) for k in names if f"server/count/{k}" in self.state
-        }
+        counts: dict[str, float] = {}
+        for k in names:
+            count = self.state.get(f"server/count/{k}")
+            if count is not None:
+                counts[k] = float(count)
         mean = sum(counts.values()) / len(counts) if counts else 1.0
         n = torch.tensor([counts.get(k, mean) for k in names])
         return n / n.sum()
@@ -273,13 +275,12 @@ class AsynDGAN:
         if not stored:
             return 0.0
         y = torch.cat([stored[name] for name in sorted(stored)]).long()
+        images: list[Tensor] = []
         with torch.no_grad():
-            x = torch.cat(
-                [
-                    self._painted(part, child(self._seed, "asyndgan", "images", i)).cpu()
-                    for i, part in enumerate(y.split(256))
-                ]
-            )
+            for i, part in enumerate(y.split(256)):
+                draws = child(self._seed, "asyndgan", "images", i)
+                images.append(self._painted(part, draws).cpu())
+        x = torch.cat(images)
         job = Job(
             party="server",
             parameters=self.released(),

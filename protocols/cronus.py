@@ -176,16 +176,14 @@ class Cronus(PublicAnswers):
             if t == 0 and self.config.warm_up_steps:  # initialization phase
                 self._train("warm-up", length={"steps": self.config.warm_up_steps})
             predictions = self._answer(self._ask(t), self.config.share)
-            received: dict[str, Delivery] = {}
+            beside: dict[str, tuple[Tensor, Tensor]] = {}
+            taught: dict[str, tuple[int, ...]] = {}
             aggregate = self._aggregate(t, predictions)
             if aggregate is not None:
-                received = {k: aggregate.of(k) for k in self._clients}
-            losses = self._train(
-                "update",
-                t,
-                beside={k: self._samples(copy) for k, copy in received.items()},
-                taught={k: (copy.seq,) for k, copy in received.items()},
-            )
+                for k in self._clients:
+                    copy = aggregate.of(k)
+                    beside[k], taught[k] = self._samples(copy), (copy.seq,)
+            losses = self._train("update", t, beside=beside, taught=taught)
             yield Round(index=t, models=self._models(), losses=losses)
 
     # -- the server -----------------------------------------------------------------------------------------

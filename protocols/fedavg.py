@@ -196,7 +196,8 @@ class FedAvg:
         self.state: dict[str, Tensor] = {}
         put(self.state, "server/w/", copies_of(initial))
         if config.server_momentum:
-            put(self.state, "server/v/", {n: torch.zeros_like(t) for n, t in initial.items()})
+            for n, tensor in initial.items():
+                self.state[f"server/v/{n}"] = torch.zeros_like(tensor)
         self.state["server/basis"] = torch.zeros(0, dtype=torch.int64)
 
     def rounds(self, start: int) -> Iterator[Round]:
@@ -204,8 +205,12 @@ class FedAvg:
         m = self.config.taking_part(len(self._clients))  # max(C·K, 1)
         for t in range(start, self.config.rounds):  # for each round t = 1, 2, ...
             self._wire.begin(t)
-            if t == 0:
-                self._announce_counts()
+            if t == 0 and self.config.weighting == "samples":
+                announce_counts(self.state, self._wire, self._clients)
+            elif t == 0 and self.config.weighting == "public" and self.config.weights is None:
+                aggregator = ["aggregator"] if self.config.aggregation == "secure" else []
+                everybody = ["server", *aggregator, *self._clients, "world"]
+                announce_counts(self.state, self._wire, self._clients, everybody)
             if self._rule is not None:
                 yield self._private_round(t, self._rule)
                 continue
@@ -257,7 +262,10 @@ class FedAvg:
             ):  # gradients carry no buffers and no frozen parameters
                 result[n] = self.state[f"server/w/{n}"] = previous
                 continue
-            parts = [p * u[n].cpu() for p, u in zip(weights, uploads.values(), strict=True)]
+            parts: list[Tensor] = []
+            for p, u in zip(weights, uploads.values(), strict=True):
+                part = p * u[n].cpu()
+                parts.append(part)
             mean = torch.stack(parts).sum(0)
             delta = mean - previous if self.config.upload == "model_parameters" else scale * mean
             if beta:
@@ -305,7 +313,10 @@ class FedAvg:
             sent = [u[n].cpu() for u in uploads.values()]
             updates[n] = torch.stack([torch.zeros_like(p), *sent])
         noisy = rule.noised(rule.clipped(updates), coins)
-        put(self.state, "server/w/", {n: p + noisy[n].to(p.dtype) for n, p in w.items()})
+        model: dict[str, Tensor] = {}
+        for n, p in w.items():
+            model[n] = p + noisy[n].to(p.dtype)
+        put(self.state, "server/w/", model)
         event, described = self._private_event(rule)
         inputs = [*basis, *(u.seq for u in uploads.values())]
         release = self._wire.release("server", event, inputs=inputs, described=described)
@@ -353,8 +364,11 @@ class FedAvg:
         first = next(iter(uploads.values()))
         total = {}
         for n in first:
-            parts = torch.stack([u[n].cpu().double() for u in uploads.values()])
-            total[n] = parts.sum(0).to(first[n].dtype)
+            parts: list[Tensor] = []
+            for u in uploads.values():
+                part = u[n].cpu().double()
+                parts.append(part)
+            total[n] = torch.stack(parts).sum(0).to(first[n].dtype)
         # The weight follows from the counts of all that were asked. Then this is no sum of its inputs alone.
         inputs = [*(u.seq for u in uploads.values()), *count_seqs(self.state, S)]
         fields = {SUM: True, "weight": weight, "clients": list(uploads)}
@@ -369,22 +383,18 @@ class FedAvg:
 
     # -- the clients ----------------------------------------------------------------------------------------
 
-    def _announce_counts(self) -> None:
-        """Have clients report their numbers of records, if the weights need these: to the server, or to all parties."""
-        if self.config.weighting == "samples":
-            announce_counts(self.state, self._wire, self._clients)
-        elif self.config.weighting == "public" and self.config.weights is None:
-            aggregator = ["aggregator"] if self.config.aggregation == "secure" else []
-            everybody = ["server", *aggregator, *self._clients, "world"]
-            announce_counts(self.state, self._wire, self._clients, everybody)
-
     def _client_updates(
         self, t: int, w_t: Delivery, selected: Sequence[str]
     ) -> tuple[dict[str, Delivery], dict[int, Tensor], dict[str, float], dict[str, Parameters]]:
         """Run ClientUpdate for all selected clients: all selected clients train together in the training core."""
         cfg = self.config
-        jobs = [self._job(t, k, self._clients[k], w_t.of(k)) for k in selected]  # B <- split into batches
-        fit, inputs = cfg.fit(cfg.mu, self._task), {k: (w_t.of(k).seq,) for k in selected}
+        jobs: list[Job] = []
+        inputs: dict[str, tuple[int, ...]] = {}
+        for k in selected:
+            start = w_t.of(k)
+            jobs.append(self._job(t, k, self._clients[k], start))  # B <- split into batches
+            inputs[k] = (start.seq,)
+        fit = cfg.fit(cfg.mu, self._task)
         if cfg.upload == "gradient":
             fitted, basis = self._local.gradients(jobs, fit, inputs=inputs)
         else:  # w <- w - eta grad, for each local step
@@ -396,7 +406,9 @@ class FedAvg:
             tensors, behind = result.parameters, basis[job.party]
             if cfg.upload == "model_update":
                 start = w_t.of(job.party)
-                tensors, behind = {n: p - start[n] for n, p in tensors.items()}, joined(behind, (start.seq,))
+                tensors, behind = {}, joined(behind, (start.seq,))
+                for n, p in result.parameters.items():
+                    tensors[n] = p - start[n]
             if secure:
                 tensors = {n: shares[job.party] * delta for n, delta in tensors.items()}
                 behind = joined(behind, count_seqs(self.state, selected))

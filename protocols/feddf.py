@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fdaudit.federation.client_models import draw_job
 from fdaudit.federation.protocol import CURIOUS, PRIVATE_ROUNDS, RELEASED_MODEL, Round, Setting, arrived
-from fdaudit.federation.state import put, take
+from fdaudit.federation.state import copies_of, put, take
 from fdaudit.registry import ProtocolCard
 from fdaudit.training.trainer import Fit, Parameters, Trainer
 from fdaudit.transcript.wire import Delivery
@@ -124,7 +124,7 @@ class FedDF(ModelUploads):
         self._groups = list(groups.values())
         self.state: dict[str, Tensor] = {}
         for p, group in enumerate(self._groups):
-            put(self.state, f"server/w/{p}/", {n: x.clone() for n, x in setting.initial[group[0]].items()})
+            put(self.state, f"server/w/{p}/", copies_of(setting.initial[group[0]]))
 
     def rounds(self, start: int) -> Iterator[Round]:
         """Run Algorithm 1, for each network of Algorithm 3."""
@@ -138,7 +138,8 @@ class FedDF(ModelUploads):
                 receivers = [k for k in selected if k in group]
                 if receivers:
                     message = self._send_model(p, receivers)
-                    messages |= {k: message.of(k) for k in receivers}
+                    for k in receivers:
+                        messages[k] = message.of(k)
             uploads, batches, losses, models = self._client_updates(t, messages)  # Client-LocalUpdate
             self._fuse(t, uploads)  # the average, then N distillation steps
             if (
@@ -163,7 +164,11 @@ class FedDF(ModelUploads):
         """Average each network, then take N steps towards the ensemble of all; without uploads nothing changes."""
         if not uploads:
             return
-        z = mean_logits([self._trainers[k].predict(x, self._public) for k, x in uploads.items()])
+        logits: list[Tensor] = []
+        for k, x in uploads.items():
+            z_k = self._trainers[k].predict(x, self._public)
+            logits.append(z_k)
+        z = mean_logits(logits)
         teacher = (z / self.config.temperature).softmax(1)
         fit = Fit(
             lr=self.config.distill_lr,

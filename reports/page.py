@@ -38,7 +38,12 @@ _INDENTED = re.compile(r"\n[ \n]+")
 def render(template: str, context: Mapping[str, Any]) -> str:
     """Return a page as HTML text."""
     page = _environment().get_template(template).render(context)
-    return "".join(part if _KEPT.fullmatch(part) else _INDENTED.sub("\n", part) for part in _KEPT.split(page))
+    parts = []
+    for part in _KEPT.split(page):
+        if not _KEPT.fullmatch(part):
+            part = _INDENTED.sub("\n", part)
+        parts.append(part)
+    return "".join(parts)
 
 
 def write(page: str, path: Path) -> None:
@@ -115,4 +120,6 @@ def _breakable(value: str) -> Markup:
 def _with_code(value: str) -> Markup:
     """Return an escaped text, with code between backticks marked up."""
     parts = _CODE.split(text.visible(value))
-    return Markup().join(Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts))
+    for i in range(1, len(parts), 2):
+        parts[i] = Markup("<code>{}</code>").format(parts[i])
+    return Markup().join(parts)

@@ -92,11 +92,17 @@ def public(result: Result) -> Result:
     Cells are not judged again from the coarse figures.
     """
     findings = _one_for_all_outside(list(map(_after_correction, findings_of(result))))
-    leaks = by_view(finding for finding in findings if finding.level in LEAKS)
-    gravest = list(map(strongest, leaks.values()))  # their figures alone may be public
+    leaks: list[Finding] = []
+    for finding in findings:
+        if finding.level in LEAKS:
+            leaks.append(finding)
+    gravest = list(map(strongest, by_view(leaks).values()))  # their figures alone may be public
     # The ledger's ε is public, and of other gates the outcome alone: they state what an attack measured.
     gates = [gate if gate.name == "epsilon" else public_part(gate) for gate in result.gates]
-    checks = [public_part(c).model_copy(update={"reason": _CHECKED[c.verdict]}) for c in result.checks]
+    checks = []
+    for check in result.checks:
+        reason = _CHECKED[check.verdict]
+        checks.append(public_part(check).model_copy(update={"reason": reason}))
     twin = result.twin
     if twin is not None:
         utility, honest = twin.utility, twin.honest_utility
@@ -142,8 +148,13 @@ def _one_for_all_outside(findings: Sequence[Finding]) -> list[Finding]:
 
     Each set of guesses is a question about the truth, and its outcome an answer. Many answers reveal the truth.
     """
-    outside = [f for f in findings if f.cell.attack.startswith(OUTSIDE)]
-    merged = [f for f in findings if not f.cell.attack.startswith(OUTSIDE)]
+    outside: list[Finding] = []
+    merged: list[Finding] = []
+    for finding in findings:
+        if finding.cell.attack.startswith(OUTSIDE):
+            outside.append(finding)
+        else:
+            merged.append(finding)
     for (_, goal), group in by_view(outside).items():
         gravest = strongest(group) or group[0]
         bare = gravest.cell.model_copy(
@@ -210,7 +221,11 @@ def _run(run: RunCard) -> RunCard:
     }
     audit = run.spec.get("audit")
     if isinstance(audit, dict):  # a person's words for the front page; paths go later
-        changes["spec"]["audit"] = {name: v for name, v in audit.items() if isinstance(v, str | None)}
+        words: dict[str, str | None] = {}
+        for name, value in audit.items():
+            if isinstance(value, str | None):
+                words[name] = value
+        changes["spec"]["audit"] = words
     return public_part(run).model_copy(update=changes)
 
 

@@ -64,8 +64,14 @@ def reference_lines(result: Result) -> tuple[str, ...]:
 
 def utility(final: Iterable[FinalUtility], line: str) -> LineUtility:
     """Return the final utility of one line, from all final figures of a run."""
-    figures = {f.party: f.figure for f in final if f.line == line and f.figure.name in _MEASURES}
-    clients = {p: f for p, f in figures.items() if role(p) == "client" and f.value is not None}
+    figures: dict[str, Figure] = {}
+    for entry in final:
+        if entry.line == line and entry.figure.name in _MEASURES:
+            figures[entry.party] = entry.figure
+    clients: dict[str, Figure] = {}
+    for party, figure in figures.items():
+        if role(party) == "client" and figure.value is not None:
+            clients[party] = figure
     worst = min(clients, key=lambda p: clients[p].value or 0.0, default="")
     mean = None
     if clients:

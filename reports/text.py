@@ -238,8 +238,12 @@ def level_text(figure: Figure) -> str:
 
 def party(name: str) -> str:
     """Return a party's name in running text: "the server", "client/3", "the server and client/3 colluding"."""
-    names = joined(_ROLES.get(part, clip(part, 60)) for part in name.split("+"))
-    return f"{names} colluding" if "+" in name else names
+    names = list[str]()
+    for part in name.split("+"):
+        names.append(_ROLES.get(part, clip(part, 60)))
+    if "+" in name:
+        return f"{joined(names)} colluding"
+    return joined(names)
 
 
 def sentence(text: str) -> str:

@@ -153,15 +153,21 @@ class AnalyticRecovery(UploadAttack[Upload]):
         others were silent. No rate is needed: a ratio of gradients has none.
         """
         most = self.config.max_images
-        by_members = [m for m in view.messages if DEVIATION in m.fields and m.sender in view.members]
-        crafted = [m for m in by_members if target in m.receivers]
+        crafted = []
+        for message in view.messages:
+            if DEVIATION not in message.fields or message.sender not in view.members:
+                continue
+            if target in message.receivers:
+                crafted.append(message)
         alone = [m for m in crafted if m.receivers == (target,)]
         for own in alone:
-            sums = [m for m in with_payload(view.select(round=own.round)) if m.fields.get(SUM)]
-            if sums:
-                count = sample_count(view, target)
-                return read_upload(view, sums[0], own, target, count, most, any_rate=True)
-        round = next((m.round for m in alone or crafted), self.config.round)
+            for message in with_payload(view.select(round=own.round)):
+                if message.fields.get(SUM):
+                    count = sample_count(view, target)
+                    return read_upload(view, message, own, target, count, most, any_rate=True)
+        round = self.config.round
+        if crafted:
+            round = (alone or crafted)[0].round
         return find_upload(view, target, round, most, any_rate=True)
 
 

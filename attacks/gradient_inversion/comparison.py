@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -82,33 +81,30 @@ class PixelComparison:
         guesses = []
         for target in task.targets:
             steps = steps_of(view, target)
-            if steps:
-                guesses.append(self._guess(view, target, steps, typical))
+            if not steps:
+                continue
+            masks = view.tensors(steps[-1][0])["values"].ndim == 3
+            steps = steps[-self.config.steps :] if masks else steps[-1:]
+            labels = torch.cat([view.tensors(message)["values"] for message, _, _ in steps])
+            images = torch.cat([view.tensors(message)["samples"] for _, message, _ in steps])
+            gradients = torch.cat([view.tensors(message)["values"] for _, _, message in steps])
+            record = torch.arange(len(labels))
+            if masks:  # equal masks are of one record
+                record = torch.unique(labels.flatten(1), dim=0, return_inverse=True)[1]
+            # The loss is |image - record|, so its gradient is negative where the record is brighter.
+            x, brighter = images.flatten(1), gradients.flatten(1) < 0
+            pixels = []
+            for number in range(int(record.max()) + 1):
+                own = record == number
+                pixels.append(between(x[own], brighter[own], typical))
+            guess = Reconstruction(
+                target=target,
+                messages=tuple(message.seq for message, _, _ in steps),
+                images=torch.stack(pixels).view(-1, *images.shape[1:]).clamp(0, 1),
+                note=f"{len(steps)} steps, up to {int(record.bincount().max())} comparisons of a record",
+            )
+            guesses.append(guess)
         return tuple(guesses)
-
-    def _guess(
-        self, view: View, target: str, steps: Sequence[tuple[Message, Message, Message]], typical: Tensor
-    ) -> Reconstruction:
-        masks = view.tensors(steps[-1][0])["values"].ndim == 3
-        steps = steps[-self.config.steps :] if masks else steps[-1:]
-        labels = torch.cat([view.tensors(message)["values"] for message, _, _ in steps])
-        images = torch.cat([view.tensors(message)["samples"] for _, message, _ in steps])
-        gradients = torch.cat([view.tensors(message)["values"] for _, _, message in steps])
-        record = torch.arange(len(labels))
-        if masks:  # equal masks are of one record
-            record = torch.unique(labels.flatten(1), dim=0, return_inverse=True)[1]
-        # The loss is |image - record|, so its gradient is negative where the record is brighter.
-        x, brighter = images.flatten(1), gradients.flatten(1) < 0
-        pixels = []
-        for number in range(int(record.max()) + 1):
-            own = record == number
-            pixels.append(between(x[own], brighter[own], typical))
-        return Reconstruction(
-            target=target,
-            messages=tuple(labels.seq for labels, _, _ in steps),
-            images=torch.stack(pixels).view(-1, *images.shape[1:]).clamp(0, 1),
-            note=f"{len(steps)} steps, up to {int(record.bincount().max())} comparisons of a record",
-        )
 
 
 def between(x: Tensor, brighter: Tensor, typical: Tensor) -> Tensor:

@@ -75,7 +75,10 @@ class InvertingGradientsConfig(Config):
     def given(self) -> dict[str, Any]:
         """Return the tunable settings that the user gave."""
         settings = self.model_dump(include={"tv", "lr", "start", "shrink"})
-        return {name: value for name, value in settings.items() if value is not None}
+        for name in list(settings):
+            if settings[name] is None:
+                del settings[name]
+        return settings
 
 
 @reads_forms

@@ -170,7 +170,11 @@ def _class_shares(
         return torch.cat([part.flatten() for part in parts]).double().cpu()
 
     # The gradient sent is E[J^T p] - Σ_c π_c E[J_c]; rows of `J` are E[J_c], and π is the least-squares solution.
-    J = torch.stack([derivative(z[:, c].mean()) for c in range(z.shape[1])])
+    rows = []
+    for c in range(z.shape[1]):
+        row = derivative(z[:, c].mean())
+        rows.append(row)
+    J = torch.stack(rows)
     sent = torch.cat([gradient[name].flatten() for name in last]).double().cpu()
     mixed = derivative((z.softmax(1).detach() * z).sum(1).mean()) - sent
     sizes = J.norm(dim=1)

@@ -128,7 +128,11 @@ def minimise(
 def _positions(*masks: Tensor) -> list[Tensor]:
     """Return the positions where each mask (R,) is true. The host waits for the device once."""
     table = torch.stack(masks).cpu()
-    return [row.nonzero()[:, 0].to(masks[0].device, non_blocking=True) for row in table]
+    positions = []
+    for row in table:
+        hits = row.nonzero()[:, 0]
+        positions.append(hits.to(masks[0].device, non_blocking=True))
+    return positions
 
 
 class _Search:
@@ -175,11 +179,24 @@ class _Search:
         accepts = falls & (flattens | late)
         self._narrow(rows, t, f, slope, falls, finite)
         self.dropped[rows] = late & ~accepts
-        accepted, curved = _positions(accepts, accepts & self._curves(rows, trial, g))
+        # A step of positive curvature becomes a pair, in the place of the oldest one.
+        s = trial - self.x[rows]
+        y = g - self.g[rows]
+        curves = (s * y).sum(1) > 1e-10 * s.norm(dim=1) * y.norm(dim=1)
+        accepted, curved = _positions(accepts, accepts & curves)
         if len(curved):
-            self._remember(rows[curved], trial[curved], g[curved])
+            at = rows[curved]
+            self.S[at] = torch.cat([self.S[at, 1:], s[curved][:, None]], 1)
+            self.Y[at] = torch.cat([self.Y[at, 1:], y[curved][:, None]], 1)
         if len(accepted):
-            self._accept(rows[accepted], trial[accepted], f[accepted], g[accepted])
+            at, g = rows[accepted], g[accepted]
+            self.x[at] = trial[accepted]
+            self.f[at] = f[accepted]
+            self.g[at] = g
+            d = -inverse_hessian_product(self.S[at], self.Y[at], g)
+            # A row whose next direction does not descend is dropped.
+            self.dropped[at] = ~(torch.isfinite(d).all(1) & ((d * g).sum(1) < 0))
+            self._search_along(at, d, 1.0)
         self.stuck |= self.dropped & (self.S[:, -1] == 0).all(1)
 
     def _narrow(
@@ -196,29 +213,6 @@ class _Search:
         longer = torch.where(torch.isinf(high), 2 * low, low + 0.5 * width)
         self.low[rows], self.high[rows] = low, high
         self.t[rows] = torch.where(falls, longer, shorter)
-
-    def _curves(self, rows: Tensor, x: Tensor, g: Tensor) -> Tensor:
-        """Return whether the step of each row (k,) to x shows positive curvature, so that it can be a pair."""
-        s = x - self.x[rows]
-        y = g - self.g[rows]
-        curves: Tensor = (s * y).sum(1) > 1e-10 * s.norm(dim=1) * y.norm(dim=1)
-        return curves
-
-    def _remember(self, rows: Tensor, x: Tensor, g: Tensor) -> None:
-        """Put the pair of a step to x in the place of the oldest one."""
-        s = x - self.x[rows]
-        y = g - self.g[rows]
-        self.S[rows] = torch.cat([self.S[rows, 1:], s[:, None]], 1)
-        self.Y[rows] = torch.cat([self.Y[rows, 1:], y[:, None]], 1)
-
-    def _accept(self, rows: Tensor, x: Tensor, f: Tensor, g: Tensor) -> None:
-        """Move to accepted points; a row whose next direction does not descend is dropped."""
-        self.x[rows] = x
-        self.f[rows] = f
-        self.g[rows] = g
-        d = -inverse_hessian_product(self.S[rows], self.Y[rows], g)
-        self.dropped[rows] = ~(torch.isfinite(d).all(1) & ((d * g).sum(1) < 0))
-        self._search_along(rows, d, 1.0)
 
     def restart(self, rows: Tensor) -> None:
         """Drop the history of rows, and try steepest descent."""

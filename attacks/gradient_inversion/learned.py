@@ -171,7 +171,11 @@ class _GradientSketch:
 
     def sent(self, gradient: Mapping[str, Tensor]) -> Tensor:
         """Return the sketch (1, f) of a gradient that was sent."""
-        row = torch.cat([gradient[name].float().flatten() for name in self._parameters])
+        parts = []
+        for name in self._parameters:
+            part = gradient[name].float().flatten()
+            parts.append(part)
+        row = torch.cat(parts)
         return self._sketch(row[None].cpu())
 
     def _each(self, x: Tensor, y: Tensor) -> Mapping[str, Tensor]:

@@ -55,7 +55,12 @@ def find_readings(view: View, target: str, round: int, max_images: int) -> list[
 def likeliest(readings: Sequence[Upload], distances: Sequence[float]) -> list[Upload]:
     """Return the readings worth an inversion: the closest, and the second if it is nearly as close."""
     order = sorted(range(len(readings)), key=distances.__getitem__)[:2]
-    return [readings[i] for i in order if distances[i] <= _CLOSE * distances[order[0]]]
+    likely = []
+    for i in order:
+        if distances[i] <= _CLOSE * distances[order[0]]:
+            reading = readings[i]
+            likely.append(reading)
+    return likely
 
 
 def relative_distance(simulated: Tensor, sent: Tensor) -> float:
@@ -84,14 +89,21 @@ def auxiliary_distance(
         generator: draws auxiliary records.
     """
     labels = labels_behind(upload, module, upload.training.images, probes, auxiliary)
-    rows = torch.stack([batch_like(labels, auxiliary[1], generator) for _ in range(_DRAWS)])
+    draws = []
+    for _ in range(_DRAWS):
+        draw = batch_like(labels, auxiliary[1], generator)
+        draws.append(draw)
+    rows = torch.stack(draws)
     simulate = UpdateMap(module, upload.start, upload.training)
     target = flatten(upload.sent, simulate.names)
     with torch.no_grad():
         simulated = simulate(auxiliary[0][rows], auxiliary[1][rows])
     if upload.update is None:
         simulated = -simulated / upload.training.gain
-    return sum(relative_distance(one, target) for one in simulated) / _DRAWS
+    total: float = 0
+    for one in simulated:
+        total += relative_distance(one, target)
+    return total / _DRAWS
 
 
 def _readings(view: View, target: str, round: int, max_images: int) -> list[Upload] | str:

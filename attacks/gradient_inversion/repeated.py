@@ -26,8 +26,11 @@ def uploads_for_one_model(view: View, message: Message, origin: Message, target:
         origin: the model that it started from.
         target: the client.
     """
-    deviating = [m for m in view.messages if DEVIATION in m.fields and m.sender in view.members]
-    if message.sender != target or not any(target in m.receivers for m in deviating):
+    reached = set[str]()  # by messages of deviating members
+    for other in view.messages:
+        if DEVIATION in other.fields and other.sender in view.members:
+            reached.update(other.receivers)
+    if message.sender != target or target not in reached:
         return [message]
     start = view.tensors(origin)
     uploads = [message]

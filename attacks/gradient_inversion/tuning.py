@@ -75,7 +75,11 @@ class SearchSettings:
     def tensors(self) -> dict[str, Tensor]:
         """Return the settings as named numbers, which a cache keeps."""
         values = {**asdict(self), "start": STARTS.index(self.start)}
-        return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in values.items()}
+        tensors = {}
+        for name, value in values.items():
+            number = float(value)
+            tensors[name] = torch.tensor(number, dtype=torch.float64)
+        return tensors
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> SearchSettings:
@@ -148,7 +152,11 @@ def choose(
     plain = SearchSettings(**given)
     tvs = [plain.tv] if "tv" in given else _TVS
     starts = [plain.start] if "start" in given else STARTS
-    coarse = [replace(plain, tv=tv, start=start) for tv in tvs for start in starts]
+    coarse = []
+    for tv in tvs:
+        for start in starts:
+            settings = replace(plain, tv=tv, start=start)
+            coarse.append(settings)
     noise = torch.rand(trial.x.shape, generator=generator).to(trial.x)
     if len(coarse) > _FINALISTS:
         ranked = _ranked(given, trial, coarse, noise, max(1, iterations // _SHORT))
@@ -160,7 +168,9 @@ def choose(
     if "lr" not in given:
         fine.append(replace(best, lr=best.lr * _SLOWER))
     ranked = _ranked(given, trial, fine, noise, iterations)
-    default = next(row for row in ranked if replace(row.settings, shrink=plain.shrink) == plain)
+    for default in ranked:  # the plain settings are among them
+        if replace(default.settings, shrink=plain.shrink) == plain:
+            break
     gain = ranked[0].values - default.values
     standard_error = float(gain.std(correction=0)) / len(gain) ** 0.5
     if float(gain.mean()) > standard_error:

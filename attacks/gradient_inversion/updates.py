@@ -90,7 +90,11 @@ class ClientSteps:
         steps = len(self.batches)
         if self.adaptive:
             return self.lr * steps
-        return self.lr * sum(self.momentum**j for s in range(steps) for j in range(s + 1))
+        total: float = 0
+        for step in range(steps):
+            for age in range(step + 1):
+                total += self.momentum**age
+        return self.lr * total
 
 
 def schedule(
@@ -124,8 +128,11 @@ def schedule(
         return tuple(batches)
     if n is None:
         raise UsageError("n", n, "is not known, but epochs depend on it", "Give the client's sample count.")
-    one_pass = tuple(tuple(range(first, min(first + batch_size, n))) for first in range(0, n, batch_size))
-    return one_pass * int(epochs or 0)
+    one_pass = []
+    for first in range(0, n, batch_size):
+        batch = range(first, min(first + batch_size, n))
+        one_pass.append(tuple(batch))
+    return tuple(one_pass) * int(epochs or 0)
 
 
 def gradient_of_update(
@@ -170,30 +177,30 @@ class UpdateMap(Simulator):
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return updates (R, P) after training on images x (R, n, c, h, w) with labels y (R, n)."""
-        if len(self.training.batches) == 1 and self._strategy is None:
-            return self._single(x, y)
+        cfg = self.training
+        if len(cfg.batches) == 1 and self._strategy is None:  # from gradients of all problems at once
+            index = torch.tensor(cfg.batches[0], device=x.device)
+            gradients = self._gradients(x[:, index], y[:, index])
+            sizes = [self.parameters[name].numel() for name in self.names]
+            parts = []
+            for name, step in zip(self.names, gradients.split(sizes, 1), strict=True):
+                decay = cfg.weight_decay * self.parameters[name].reshape(-1)
+                if cfg.optimizer != "adamw":  # AdamW's decay has no part in its moments
+                    step = step + decay
+                if cfg.adaptive:
+                    step = vmap(self._first_adam_step)(step)
+                if cfg.optimizer == "adamw":
+                    step = decay + step
+                parts.append(-cfg.lr * step)
+            return torch.cat(parts, 1)
         if self._strategy == "vmap" or (self._strategy is None and len(x) >= 4):
             updates: Tensor = vmap(self._update)(x, y, expanded(self._buffers, len(x)))
             return updates
-        return torch.stack([self._update(xr, yr, self._buffers) for xr, yr in zip(x, y, strict=True)])
-
-    def _single(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the updates of one step, from gradients of all problems at once."""
-        cfg = self.training
-        index = torch.tensor(cfg.batches[0], device=x.device)
-        gradients = self._gradients(x[:, index], y[:, index])
-        sizes = [self.parameters[name].numel() for name in self.names]
-        updates = []
-        for name, step in zip(self.names, gradients.split(sizes, 1), strict=True):
-            decay = cfg.weight_decay * self.parameters[name].reshape(-1)
-            if cfg.optimizer != "adamw":  # AdamW's decay has no part in its moments
-                step = step + decay
-            if cfg.adaptive:
-                step = vmap(self._first_adam_step)(step)
-            if cfg.optimizer == "adamw":
-                step = decay + step
-            updates.append(-cfg.lr * step)
-        return torch.cat(updates, 1)
+        rows = []
+        for images, labels in zip(x, y, strict=True):
+            row = self._update(images, labels, self._buffers)
+            rows.append(row)
+        return torch.stack(rows)
 
     def _first_adam_step(self, g: Tensor) -> Tensor:
         return self._adam_step(g, None, 1)[0]
@@ -210,7 +217,9 @@ class UpdateMap(Simulator):
             index = torch.tensor(batch, device=x.device)
             gradient = grad(self._loss)(w, x[index], y[index], buffers)
             # Clients clip after `backward`, which adds the proximal term's gradient.
-            gradient = self._clipped({n: g + cfg.mu * (w[n] - w_0[n]) for n, g in gradient.items()})
+            for name, g in gradient.items():
+                gradient[name] = g + cfg.mu * (w[name] - w_0[name])
+            gradient = self._clipped(gradient)
             after = {}
             for name, weight in w.items():
                 g = gradient[name]
@@ -228,7 +237,11 @@ class UpdateMap(Simulator):
                     state[name] = (step, step)
                 after[name] = remaining * weight - cfg.lr * step
             w = after
-        return torch.cat([(w[name] - w_0[name]).reshape(-1) for name in self.names])
+        changes = []
+        for name in self.names:
+            change = w[name] - w_0[name]
+            changes.append(change.reshape(-1))
+        return torch.cat(changes)
 
     def _adam_step(self, g: Tensor, moments: _State | None, t: int) -> tuple[Tensor, _State]:
         """Return Adam's t-th step, counted from 1, before the learning rate, and the moments after it."""

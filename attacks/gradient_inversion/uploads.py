@@ -116,11 +116,18 @@ def sent_from(view: View, target: str, round: int) -> tuple[Message, Message] | 
 
     If the round shows no upload of the client, the next round that does is read: clients may take turns.
     """
-    sent = [m for m in view.select(sender=target) if m.kind in MODELS and m.round >= round]
+    sent = []
+    for message in view.select(sender=target):
+        if message.kind not in MODELS or message.round < round:
+            continue
+        sent.append(message)
     if not sent:
         return f"no {', '.join(MODELS[:-1])} or {MODELS[-1]} of round {round} or later in view"
     first = min(m.round for m in sent)
-    readable = [m for m in sent if m.round == first and m.payload is not None]
+    readable = []
+    for message in sent:
+        if message.round == first and message.payload is not None:
+            readable.append(message)
     if not readable:
         return f"its uploads of round {first} were recorded as digests only"
     message = min(readable, key=lambda m: m.seq)

@@ -14,13 +14,17 @@ from fdaudit.types import Applicability
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
+    from fdaudit.transcript.messages import Message
 
 __all__ = ["can_rehearse", "guesses", "sent_by", "uniform"]
 
 
 def sent_by(view: View, targets: Sequence[str], kinds: Sequence[str]) -> Applicability:
     """Check that a message of one of these kinds from one of these clients is in view, with its payload."""
-    messages = [m for m in view.messages if m.kind in kinds and m.sender in targets]
+    messages = list[Message]()
+    for m in view.messages:
+        if m.kind in kinds and m.sender in targets:
+            messages.append(m)
     if not targets:
         return Applicability(False, "every client belongs to the adversary: nobody is left to be attacked")
     if not messages:

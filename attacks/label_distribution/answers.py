@@ -110,8 +110,16 @@ def read_answers(view: View, client: str, classes: int, top: int = 0) -> Tensor 
     """
     if any(m.kind in _GENERATED for m in view.messages):
         return None
-    messages = [m for m in with_payload(view.select(sender=client)) if m.kind in ANSWERS]
-    messages = [m for m in messages if m.kind == messages[0].kind and not _empty(m)]
+    kind = None  # that of the first answers
+    messages: list[Message] = []
+    for m in with_payload(view.select(sender=client)):
+        if m.kind not in ANSWERS:
+            continue
+        if kind is None:
+            kind = m.kind
+        without_rows = any(info.shape and not info.shape[0] for info in m.tensors.values())
+        if m.kind == kind and not without_rows:
+            messages.append(m)
     if not messages:
         return None
     features = []
@@ -136,11 +144,6 @@ def answer_features(kind: str, values: Tensor, classes: int) -> Tensor:
     log_mean = (log_p.exp().mean(0) + 1e-6).log()
     votes = F.one_hot(log_p.argmax(1), classes).double().sum(0)
     return torch.stack([log_p.mean(0), log_mean, _share(votes)], 1)
-
-
-def _empty(message: Message) -> bool:
-    """Return whether a message has a tensor without rows."""
-    return any(info.shape and not info.shape[0] for info in message.tensors.values())
 
 
 def _share(counts: Tensor) -> Tensor:

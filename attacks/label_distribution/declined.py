@@ -118,15 +118,17 @@ def accepted_samples(view: View, client: str, samples: int) -> tuple[Tensor, Ten
     for answer in view.messages:
         if answer.sender != client or answer.kind not in _KINDS or answer.payload is None:
             continue
-        questions = with_payload(view.select(kind="proxy_indices", round=answer.round))
-        questions = [m for m in questions if client in m.receivers and m.seq < answer.seq]
-        if not questions:
+        request = None
+        for m in with_payload(view.select(kind="proxy_indices", round=answer.round)):
+            if client in m.receivers and m.seq < answer.seq:
+                request = m
+        if request is None:
             continue
         tensors = view.tensors(answer)
         index, values = sample_index(tensors), tensors["values"]
         if values.ndim == 1:
             index = index[values.long() >= 0]
-        question = sample_index(view.tensors(questions[-1]))
+        question = sample_index(view.tensors(request))
         requested += torch.bincount(_within(question, samples), minlength=samples)
         accepted += torch.bincount(_within(index, samples), minlength=samples)
     return requested, torch.minimum(accepted, requested)

@@ -95,7 +95,17 @@ class LabelPresence:
             counts = records_of_class(tables)
             if counts is not None:
                 return _shares_of(counts)
-        tables = tables or _means_without_members(view, knowledge.classes)
+        if not tables:
+            # Means over clients, without rows that equal a member's own: no other client has such a class.
+            for m in with_payload(view.select(kind=_TABLES)):
+                if role(m.sender) == "client":
+                    continue
+                table = view.tensors(m)["values"].cpu().clone()
+                for member in view.members:
+                    for own in with_payload(view.select(kind=_TABLES, sender=member, round=m.round)):
+                        mine = view.tensors(own)["values"].cpu()
+                        table[(table - mine).abs().amax(1) < 1e-6] = 0
+                tables.append(table)
         if tables:
             return _shares_of(present_in_tables(tables).double())
         return top_classes(view, target, knowledge.classes)
@@ -152,24 +162,6 @@ def top_classes(view: View, client: str, classes: int) -> Tensor | None:
         if len(top):
             return _shares_of(torch.bincount(top, minlength=classes).double())
     return None
-
-
-def _means_without_members(view: View, classes: int) -> list[Tensor]:
-    """Return means (C, C) over clients that reached the adversary, without rows that equal a member's own.
-
-    Such a row says that no other client has the class.
-    """
-    means = []
-    for m in with_payload(view.select(kind=_TABLES)):
-        if role(m.sender) == "client":
-            continue
-        table = view.tensors(m)["values"].cpu().clone()
-        for member in view.members:
-            for own in with_payload(view.select(kind=_TABLES, sender=member, round=m.round)):
-                mine = view.tensors(own)["values"].cpu()
-                table[(table - mine).abs().amax(1) < 1e-6] = 0
-        means.append(table)
-    return means
 
 
 def _shares_of(counts: Tensor) -> Tensor | None:

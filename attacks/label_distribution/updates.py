@@ -132,8 +132,10 @@ class LabelUpdates:
                 yield from halfway(before, after, step)
 
         def shares(target: str) -> Tensor | None:
-            pairs = _uploads(view, target, self.config.uploads)
-            pairs = [(origin, upload) for origin, upload in pairs if at(origin).finite]
+            pairs = []
+            for origin, upload in _uploads(view, target, self.config.uploads):
+                if at(origin).finite:
+                    pairs.append((origin, upload))
             if not pairs:
                 return None
             pi = mixture_of(parts(target, pairs), classes) + self.config.least

@@ -167,13 +167,24 @@ class _Walk:
             directions = torch.full_like(budget, planned).minimum(budget)
             directions = torch.where(budget - directions < overhead + _LEAST_DIRECTIONS, budget, directions)
             v = self._gradient(rows, directions, t)
-            stepped, moved = self._step(rows, v, t)
-            rows = rows[moved]
-            stepped = stepped[moved]
-            self._move(rows, self._search(rows, stepped))
+            # Step along v by distance/√t, halved until the point is beyond the boundary.
+            size = self.distance[rows, None] / math.sqrt(t)
+            b = self.b[rows]
+            stepped = b.clone()
+            moved = torch.zeros(len(rows), dtype=torch.bool)
+            for _ in range(self._schedule.halvings):
+                trying = (~moved).nonzero().squeeze(1)
+                if not len(trying):
+                    break
+                points = (b[trying] + size[trying] * v[trying]).clamp(0, 1)
+                beyond = self._beyond(rows[trying], points)
+                stepped[trying[beyond]] = points[beyond]
+                moved[trying[beyond]] = True
+                size = size / 2
+            self._move(rows[moved], self._search(rows[moved], stepped[moved]))
             t += 1
 
-    # -- the three moves ------------------------------------------------------------------------------------
+    # -- the moves ------------------------------------------------------------------------------------------
 
     def _search(self, rows: Tensor, far: Tensor) -> Tensor:
         """Run binary search (Algorithm 1) from candidates to points of another class; return points (r, d) beyond."""
@@ -220,23 +231,6 @@ class _Walk:
         v = torch.where(mean.abs() < 1, signed - mean * plain, signed)
         unit: Tensor = v / v.norm(dim=1, keepdim=True).clamp_min(1e-12)
         return unit
-
-    def _step(self, rows: Tensor, v: Tensor, t: int) -> tuple[Tensor, Tensor]:
-        """Step along v by distance/√t, halved until the point is beyond the boundary. Return points (r, d), success."""
-        b = self.b[rows]
-        size = self.distance[rows, None] / math.sqrt(t)
-        stepped = b.clone()
-        moved = torch.zeros(len(rows), dtype=torch.bool)
-        for _ in range(self._schedule.halvings):
-            trying = (~moved).nonzero().squeeze(1)
-            if not len(trying):
-                break
-            points = (b[trying] + size[trying] * v[trying]).clamp(0, 1)
-            beyond = self._beyond(rows[trying], points)
-            stepped[trying[beyond]] = points[beyond]
-            moved[trying[beyond]] = True
-            size = size / 2
-        return stepped, moved
 
     def _move(self, rows: Tensor, b: Tensor) -> None:
         """Move rows to points (r, d) on the boundary that are nearer; the others stay."""

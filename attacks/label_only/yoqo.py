@@ -82,7 +82,24 @@ class YOQO(LabelOnly):
 
     def score(self, ask: Voter, challenge: Challenge, questions: int, given: Given) -> tuple[Tensor, str]:
         """Return 1 if the one answer is the candidate's label, else 0 (n,)."""
-        models = self._shadows(given)
+        # The shadow models' pool: every victim's candidates in order, then own records.
+        x = torch.cat([c.x for c in given.task.challenges.values()])
+        y = torch.cat([c.y for c in given.task.challenges.values()])
+        if given.knowledge.auxiliary is not None:
+            candidates = {row.numpy().tobytes() for row in x}
+            own_x, own_y = given.knowledge.auxiliary
+            new = torch.tensor([row.numpy().tobytes() not in candidates for row in own_x], dtype=torch.bool)
+            x = torch.cat([x, own_x[new]])
+            y = torch.cat([y, own_y[new]])
+        public = given.view.hyperparameters if self.config.fitting == "as-target" else {}
+        models = shadows(
+            given.knowledge,
+            x,
+            y,
+            self.config.shadows,
+            hyperparameters=public,
+            most_steps=self.config.shadow_steps,
+        )
         first = 0  # the candidate's place in the pool of all victims' candidates
         for other in given.task.challenges.values():
             if other is challenge:
@@ -117,26 +134,6 @@ class YOQO(LabelOnly):
             "execution": train.execution.described,
         }
         return remembered(digest_of(card, x, y, inside, *models.parameters), craft)["queries"]
-
-    def _shadows(self, given: Given) -> Shadows:
-        """Return shadow models on halves of one pool: every victim's candidates in order, then own records."""
-        x = torch.cat([c.x for c in given.task.challenges.values()])
-        y = torch.cat([c.y for c in given.task.challenges.values()])
-        if given.knowledge.auxiliary is not None:
-            candidates = {row.numpy().tobytes() for row in x}
-            own_x, own_y = given.knowledge.auxiliary
-            new = torch.tensor([row.numpy().tobytes() not in candidates for row in own_x], dtype=torch.bool)
-            x = torch.cat([x, own_x[new]])
-            y = torch.cat([y, own_y[new]])
-        public = given.view.hyperparameters if self.config.fitting == "as-target" else {}
-        return shadows(
-            given.knowledge,
-            x,
-            y,
-            self.config.shadows,
-            hyperparameters=public,
-            most_steps=self.config.shadow_steps,
-        )
 
 
 def craft_queries(

@@ -133,9 +133,13 @@ class SelectedClass:
         self._squared = torch.cdist(self._points, self._points).square()
         self._uniform = uniform
         size = len(records.sites) + records.others
-        counts = [settings.known_of(n) for n in range(size + 1)]
+        counts = list[int]()
+        ways = list[float]()
+        for n in range(size + 1):
+            counts.append(settings.known_of(n))
+            ways.append(math.log(math.comb(n, counts[n])))
         self._known = torch.tensor(counts)
-        self._ways = torch.tensor([math.log(math.comb(n, k)) for n, k in enumerate(counts)])
+        self._ways = torch.tensor(ways)
         self._small = size <= _SMALL
         draws = self.prior(_PRIOR_DRAWS if self._small else 8, generator)
         sigmas = self._bandwidths(draws)

@@ -85,7 +85,11 @@ def recorded(
     """
     pool = _Samples(view, knowledge)
     by_client = {}
-    for client in sorted({m.sender for m in view.messages if role(m.sender) == "client"}):
+    clients = set[str]()
+    for m in view.messages:
+        if role(m.sender) == "client":
+            clients.add(m.sender)
+    for client in sorted(clients):
         messages = with_payload(view.select(sender=client, round=round))
         messages = [m for m in messages if m.kind in kinds]
         if first and messages:
@@ -133,8 +137,13 @@ class _Samples:
         if not bool(behind.any()) and self._public is not None:
             return self._public[names]
         by_seq = {m.seq: m for m in self._generated}
-        parts = {seq: self._view.tensors(by_seq[seq])["samples"].cpu() for seq in behind.unique().tolist()}
-        return torch.stack([parts[int(n) >> 32][int(n) & 0xFFFFFFFF] for n in names])
+        parts = {}
+        for seq in behind.unique().tolist():
+            parts[seq] = self._view.tensors(by_seq[seq])["samples"].cpu()
+        samples = list[Tensor]()
+        for name in names.tolist():
+            samples.append(parts[name >> 32][name & 0xFFFFFFFF])
+        return torch.stack(samples)
 
 
 def _one(view: View, pool: _Samples, messages: list[Message], most: int) -> RecordedAnswers | None:
@@ -314,8 +323,11 @@ def _sums_to_one(values: Tensor, top: int) -> bool:
 
 def treatments(view: View, sender: str) -> Treatment:
     """Return the treatment of a party's last answers in view; an empty one if it sent none."""
-    messages = [m for m in view.select(sender=sender) if m.kind in ("logits", "soft_labels") and m.payload]
-    if not messages or not view.defenses_of(messages[-1]):
+    last = None
+    for m in view.select(sender=sender):
+        if m.kind in ("logits", "soft_labels") and m.payload:
+            last = m
+    if last is None or not view.defenses_of(last):
         return Treatment()
-    values = view.tensors(messages[-1])["values"]
-    return treatment_of(messages[-1].kind, view.defenses_of(messages[-1]), values)
+    values = view.tensors(last)["values"]
+    return treatment_of(last.kind, view.defenses_of(last), values)

@@ -159,7 +159,10 @@ def ensembles_of(
         most: samples of one, at most; evenly spread.
     """
     form = _form(view.hyperparameters)
-    messages = [m for m in view.messages if m.kind in ("ensemble_labels", "vote_counts") and m.payload]
+    messages = list[Message]()
+    for m in view.messages:
+        if m.kind in ("ensemble_labels", "vote_counts") and m.payload:
+            messages.append(m)
     if form is None:
         return []
     if any(m.kind == "generated_samples" for m in view.messages):
@@ -259,12 +262,11 @@ def with_selectors(ensemble: Ensemble, answers: Mapping[str, Tensor]) -> Ensembl
     """
     names, (n, classes) = list(ensemble.weights), ensemble.values.shape
     if len(names) > _MOST_UNKNOWN:
-        return replace(ensemble, weights={k: torch.zeros(n, classes).double() for k in names})
-    in_view = torch.stack(
-        [v.nan_to_num() for v in ensemble.known.values()] or [torch.zeros(n, classes)]
-    ).double()
-    count = torch.stack([~v[:, 0].isnan() for v in ensemble.known.values()] or [torch.zeros(n) > 0]).sum(0)
-    sum_in_view = in_view.sum(0)  # (n, C) the sum of the answers in view
+        return replace(ensemble, weights=dict.fromkeys(names, torch.zeros(n, classes).double()))
+    nobody = torch.full((n, classes), torch.nan)
+    in_view = torch.stack(list(ensemble.known.values()) or [nobody]).double()
+    count = (~in_view[:, :, 0].isnan()).sum(0)
+    sum_in_view = in_view.nan_to_num().sum(0)  # (n, C) the sum of the answers in view
     mean = torch.stack([answers[k].mean(0) for k in names])
     variance = torch.stack([answers[k].var(0) for k in names])
     best = torch.full((n,), -torch.inf, dtype=torch.float64)
@@ -284,7 +286,8 @@ def with_selectors(ensemble: Ensemble, answers: Mapping[str, Tensor]) -> Ensembl
         better = fit > best
         best, chosen[better] = torch.where(better, fit, best), inside
     total = (chosen.sum(1) + count).clamp_min(1)
-    weights = {k: (chosen[:, j] / total)[:, None].expand(n, classes) for j, k in enumerate(names)}
+    shares = (chosen / total[:, None])[:, :, None].expand(-1, -1, classes)  # (n, K, C)
+    weights = dict(zip(names, shares.unbind(1), strict=True))
     return replace(ensemble, values=ensemble.values - sum_in_view / total[:, None], weights=weights)
 
 
@@ -317,7 +320,10 @@ def weights_of(view: View, task: AttackTask, clients: list[str], classes: int) -
     clients from the mean of the known counts.
     """
     if view.hyperparameters.get("weights") != "class-counts":
-        return {k: torch.full((classes,), 1 / len(clients), dtype=torch.float64) for k in clients}
+        equal = {}
+        for client in clients:
+            equal[client] = torch.full((classes,), 1 / len(clients), dtype=torch.float64)
+        return equal
     counts = {}
     for client in clients:
         reported, _ = told_counts(view, client)
@@ -329,11 +335,11 @@ def weights_of(view: View, task: AttackTask, clients: list[str], classes: int) -
             counts[client] = task.challenges[client].y.bincount(minlength=classes).double() / 2
     mean = torch.stack(list(counts.values())).mean(0) if counts else torch.ones(classes).double()
     records = {k: counts.get(k, mean.mean().expand(classes)) for k in clients}
-    total = torch.stack(list(records.values())).sum(0)
-    return {
-        k: torch.where(total > 0, n / total.clamp_min(1e-12), torch.full_like(n, 1 / len(clients)))
-        for k, n in records.items()
-    }
+    by_client = torch.stack(list(records.values()))
+    total = by_client.sum(0)
+    shares = by_client / total.clamp_min(1e-12)
+    weights = torch.where(total > 0, shares, torch.full_like(shares, 1 / len(clients)))
+    return dict(zip(records, weights.unbind(0), strict=True))
 
 
 def _answer(

@@ -64,21 +64,22 @@ def joined(readings: Sequence[Reading]) -> Reading:
     Where some have rehearsed federations and others none, those of the others follow from their shadows and noise.
     """
     rows: dict[str, int] = {}
+    parts: dict[str, list[Tensor]] = {}
     for one in readings:
         for client, part in one.parts.items():
             rows[client] = len(part)
+            parts[client] = []
     count = min((len(one.rehearsed) for one in readings if one.rehearsed is not None), default=0)
     draws = child(0, "joined")
     width = sum(len(r.seen) for r in readings)
     values = list[Tensor]()
     noise = 0.0
-    parts: dict[str, list[Tensor]] = {client: [] for client in rows}
     residual = list[Tensor]()
     rehearsed = list[Tensor]()
     for one in readings:
-        spread = sum(
-            ((part - part.mean(0)).square().sum(1).mean() for part in one.parts.values()), torch.zeros(())
-        )
+        spread = torch.zeros(())
+        for part in one.parts.values():
+            spread = spread + (part - part.mean(0)).square().sum(1).mean()
         scale = float((spread + one.noise * len(one.seen)).sqrt().clamp_min(_FLOOR))
         values.append(one.seen / scale)
         noise += one.noise / scale**2 * len(one.seen) / width
@@ -138,10 +139,17 @@ def broadcast_changes(view: View) -> list[tuple[Message, Message]]:
     It is one if the adversary sent its own model, or if it sees what secure aggregation made of all. Models of rounds
     that do not follow each other tell of rounds between them too, and are left out.
     """
-    senders = {m.sender for m in with_payload(view.messages) if m.kind in WEIGHTS}
+    senders = set[str]()
+    for m in with_payload(view.messages):
+        if m.kind in WEIGHTS:
+            senders.add(m.sender)
     if senders.isdisjoint({*view.members, "aggregator"}):
         return []
-    return [(start, end) for start, end in pairwise(broadcasts(view)) if end.round - start.round <= 1]
+    changes = []
+    for start, end in pairwise(broadcasts(view)):
+        if end.round - start.round <= 1:
+            changes.append((start, end))
+    return changes
 
 
 def changes_of(view: View, most: int, shadows: Callable[[Parameters], Mapping[str, Study]]) -> list[Reading]:
@@ -162,7 +170,12 @@ def changes_of(view: View, most: int, shadows: Callable[[Parameters], Mapping[st
         end = view.tensors(now)
         if {n: t.shape for n, t in start.items()} != {n: t.shape for n, t in end.items()}:
             continue
-        by_client = {client: one for client, one in shadows(start).items() if client in before.receivers}
+        by_client = {}
+        records = {}
+        for client, one in shadows(start).items():
+            if client in before.receivers:
+                by_client[client] = one
+                records[client] = float(one.held.sum(1).double().mean())
         if not by_client:
             continue
         values = MOST_PARAMETERS // len(pairs)
@@ -171,8 +184,7 @@ def changes_of(view: View, most: int, shadows: Callable[[Parameters], Mapping[st
             for message, origin in uploads_of(view, member, WEIGHTS):
                 if origin.seq == before.seq:
                     mine[member] = after(view, message, start)
-        records = {client: float(one.held.sum(1).double().mean()) for client, one in by_client.items()}
-        records |= {member: float(len(view.own_data[member][1])) for member in mine}
+                    records[member] = float(len(view.own_data[member][1]))
         weights = _weights(view, records)
         change = change_in(end, start, values)
         for member, model in mine.items():
@@ -187,7 +199,10 @@ def changes_of(view: View, most: int, shadows: Callable[[Parameters], Mapping[st
 
 def change_in(model: Mapping[str, Tensor], start: Mapping[str, Tensor], most: int) -> Tensor:
     """Return the change of a model by training (P,), in float32; of more than `most` parameters every so many."""
-    change = torch.cat([(model[name] - start[name]).flatten().float() for name in sorted(start)])
+    changes = list[Tensor]()
+    for name in sorted(start):
+        changes.append((model[name] - start[name]).flatten().float())
+    change = torch.cat(changes)
     return change[:: -(-len(change) // most)]
 
 

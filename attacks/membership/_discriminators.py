@@ -120,12 +120,13 @@ def _judged(
     network = networks[0]
     starts = [dict(one.named_parameters()) for one in networks]
     D = {}
+    moments = {}
     for name in starts[0]:
         D[name] = torch.stack([start[name].detach() for start in starts])
+        moments[name] = (torch.zeros_like(D[name]), torch.zeros_like(D[name]))
     pool, _ = study.pool
     own = study.records[rows.start : rows.stop]
     draws = [child(seed, "discriminator", k, "records") for k in rows]
-    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in D.items()}
     few = min(batch, n)
     last = (int(public["rounds"]) - 1) * int(public["steps_per_round"])
 

@@ -65,10 +65,12 @@ def distilled_broadcasts(view: View) -> list[Distilled]:
             return []
     distilled = []
     for start, end in pairwise(broadcasts(view)):
-        requests = with_payload(view.select(kind="proxy_indices", round=start.round))
-        requests = [m for m in requests if start.seq < m.seq < end.seq and role(m.sender) != "client"]
-        if requests and end.round - start.round <= 1:
-            distilled.append(Distilled(start, requests[0], end))
+        if end.round - start.round > 1:
+            continue
+        for m in with_payload(view.select(kind="proxy_indices", round=start.round)):
+            if start.seq < m.seq < end.seq and role(m.sender) != "client":
+                distilled.append(Distilled(start, m, end))
+                break
     return distilled
 
 
@@ -233,14 +235,16 @@ def distilled(
     released = list[Tensor]()
     taught = list[Tensor]()
     for models in _rehearsed(view, knowledge, shadows, rehearsals, seed):
-        teachers = [models.get(client) for client in shadows]
-        for model in (models.get("server"), *teachers):
+        for party in ("server", *shadows):
+            model = models.get(party)
             if model is None or any(
                 name not in model or tuple(model[name].shape) != s for name, s in shapes.items()
             ):
                 return None
         released.append(centred(train.predict(models["server"], x).double().log_softmax(1)).flatten())
-        total = sum(weights[client] * train.predict(models[client], x).double() for client in shadows)
+        total: Tensor | int = 0
+        for client in shadows:
+            total = total + weights[client] * train.predict(models[client], x).double()
         taught.append(centred(torch.as_tensor(total)).flatten())
     parts = {}
     for client, one in shadows.items():

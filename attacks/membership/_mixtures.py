@@ -137,7 +137,9 @@ def _main_effects(
     draws = child(seed, "mixtures")
 
     def drawn(clients: Sequence[str]) -> Tensor:
-        rows = [theirs[k][int(torch.randint(len(theirs[k]), (), generator=draws))] for k in clients]
+        rows = list[Tensor]()
+        for k in clients:
+            rows.append(theirs[k][int(torch.randint(len(theirs[k]), (), generator=draws))])
         return torch.stack([own, *rows]).sum(0)
 
     parts: dict[str, Tensor] = {}

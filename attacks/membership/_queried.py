@@ -145,8 +145,12 @@ def _apart(x: Tensor, challenges: list[Challenge]) -> Tensor:
     """Return which of the records x (k, c, h, w) are not a candidate of any challenge, (k,)."""
     candidates = set[bytes]()
     for challenge in challenges:
-        candidates.update(row.numpy().tobytes() for row in challenge.x.cpu().contiguous())
-    return torch.tensor([row.numpy().tobytes() not in candidates for row in x.cpu().contiguous()])
+        for row in challenge.x.cpu().contiguous():
+            candidates.add(row.numpy().tobytes())
+    apart = list[bool]()
+    for row in x.cpu().contiguous():
+        apart.append(row.numpy().tobytes() not in candidates)
+    return torch.tensor(apart)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

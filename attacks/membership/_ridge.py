@@ -107,7 +107,9 @@ def regressed_in_parts(
         stack: whether regressions of one answer each are tried too.
         own: what is known about each coin's candidates.
     """
-    about_candidates = [(one.theirs.flatten(1), one.mine.flatten(), one.noise) for one in own]
+    about_candidates = list[tuple[Tensor, Tensor, float]]()
+    for about in own:
+        about_candidates.append((about.theirs.flatten(1), about.mine.flatten(), about.noise))
     # Divide by the root of the shadows' mean squared distance from their mean, and noise.
     scaled = []
     for theirs, mine, noise in (*parts, *about_candidates):
@@ -284,15 +286,18 @@ def regressed_rehearsed(
         rehearsed: (r, d) these values; in federation i each client holds the records of its shadow i.
     """
     r = len(residual)
-    groups = [answers.double() for answers, _ in clients] + [residual.double()]
-    coins = [coins.double() for _, coins in clients]
-    left_out = torch.stack(
-        [
-            _solved([_without(g, i) for g in groups], [_without(c, i) for c in coins], rehearsed[i].double())
-            for i in range(r)
-        ],
-        1,
-    )  # (λ, r, all coins)
+    groups = list[Tensor]()
+    coins = list[Tensor]()
+    for answers, their_coins in clients:
+        groups.append(answers.double())
+        coins.append(their_coins.double())
+    groups.append(residual.double())
+    predictions = list[Tensor]()
+    for i in range(r):
+        other_groups = [_without(g, i) for g in groups]
+        other_coins = [_without(c, i) for c in coins]
+        predictions.append(_solved(other_groups, other_coins, rehearsed[i].double()))
+    left_out = torch.stack(predictions, 1)  # (λ, r, all coins)
     truth = torch.cat([each[:r] for each in coins], 1)
     chosen = int((left_out - truth).square().mean((1, 2)).argmin())
     found = _solved(groups, coins, seen.double())[chosen]
@@ -314,9 +319,16 @@ def _solved(groups: Sequence[Tensor], coins: Sequence[Tensor], values: Tensor) -
         values: the sum of one row of each group.
     """
     m = len(groups[0])
-    # The covariance of each group counts alike, however many draws there are of it.
-    x = torch.cat([(group - group.mean(0)) * math.sqrt(m / max(len(group), 1)) for group in groups])
-    away = values - torch.stack([group.mean(0) for group in groups]).sum(0)
+    means = list[Tensor]()
+    rows = list[Tensor]()
+    sizes = list[int]()
+    for group in groups:
+        means.append(group.mean(0))
+        # The covariance of each group counts alike, however many draws there are of it.
+        rows.append((group - means[-1]) * math.sqrt(m / max(len(group), 1)))
+        sizes.append(len(group))
+    x = torch.cat(rows)
+    away = values - torch.stack(means).sum(0)
     scale = (x.square().sum() / m).clamp_min(_TINY)
     wide = len(x) <= x.shape[1]
     gram = (x @ x.T if wide else x.T @ x) / scale
@@ -326,8 +338,10 @@ def _solved(groups: Sequence[Tensor], coins: Sequence[Tensor], values: Tensor) -
     )
     solved = torch.cholesky_solve(toward[None, :, None].expand(len(inverse), -1, -1), inverse).squeeze(2)
     weights = (solved if wide else solved @ x.T) / scale  # (λ, rows)
-    shares = weights.split([len(group) for group in groups], 1)[: len(coins)]
-    return torch.cat([share @ theirs for share, theirs in zip(shares, coins, strict=True)], 1)
+    predictions = list[Tensor]()
+    for share, theirs in zip(weights.split(sizes, 1)[: len(coins)], coins, strict=True):
+        predictions.append(share @ theirs)
+    return torch.cat(predictions, 1)
 
 
 def unexplained(parts: Sequence[Tensor], seen: Tensor) -> float:

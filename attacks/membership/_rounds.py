@@ -25,6 +25,7 @@ from ._study import Study
 if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
+    from fdaudit.transcript.messages import Message
 __all__ = [
     "FollowedAnswers",
     "Lesson",
@@ -112,10 +113,10 @@ def answered_in_rounds(
         if not learnt:
             break
     first_answers = recorded(view, knowledge, most, first=True)
-    return {
-        client: by_client.get(client) or [FollowedAnswers(answers=one)]
-        for client, one in first_answers.items()
-    }
+    evidence: dict[str, list[FollowedAnswers]] = {}
+    for client, earliest in first_answers.items():
+        evidence[client] = by_client.get(client) or [FollowedAnswers(answers=earliest)]
+    return evidence
 
 
 def followed(
@@ -200,7 +201,10 @@ def lesson_of(view: View, knowledge: Knowledge, client: str, now: int) -> Lesson
     """Return what a client learnt from in a round; None where the view or the configuration does not tell."""
     public, samples = view.hyperparameters, knowledge.public
     configured = isinstance(public.get("lr"), (int, float)) and isinstance(public.get("batch_size"), int)
-    messages = [m for m in view.select(kind="ensemble_labels", round=now) if client in m.receivers]
+    messages = list[Message]()
+    for m in view.select(kind="ensemble_labels", round=now):
+        if client in m.receivers:
+            messages.append(m)
     if samples is None or not configured or not public.get("distill_steps") or len(messages) != 1:
         return None
     if messages[0].payload is None:

@@ -76,21 +76,21 @@ def lira_online(
 
 def _shrunk_ratio(target: Tensor, shadows: Tensor, inside: Tensor, blur: Tensor | float) -> Tensor:
     """Return the log-likelihood ratio (n,) of two Gaussians of one variance, with shrunk differences of their means."""
-    sides = [_moments(shadows, chosen) for chosen in (inside, ~inside)]
-    counts = [count.clamp_min(1) for _, _, count in sides]
+    mean_with, spread_with, count_with = _moments(shadows, inside)
+    mean_without, spread_without, count_without = _moments(shadows, ~inside)
     comparable = inside.any(0) & (~inside).any(0)
-    freedom = sum((count - 1).clamp_min(0).sum() for _, _, count in sides)
-    variance = sum(spread.sum() for _, spread, _ in sides) / torch.as_tensor(freedom).clamp_min(1)
+    freedom = (count_with - 1).clamp_min(0).sum() + (count_without - 1).clamp_min(0).sum()
+    variance = (spread_with.sum() + spread_without.sum()) / freedom.clamp_min(1)
     variance = variance.clamp_min(_LEAST_DEVIATION**2)
-    gap = sides[0][0] - sides[1][0]
-    error = variance * (1 / counts[0] + 1 / counts[1])
+    gap = mean_with - mean_without
+    error = variance * (1 / count_with.clamp_min(1) + 1 / count_without.clamp_min(1))
     if not bool(comparable.any()):
         return torch.zeros_like(target)
     centre = gap[comparable].mean()
     # Differences scatter by their true variance and by the error of their means: the rest is the true one.
     true = ((gap[comparable] - centre).square().mean() - error[comparable].mean()).clamp_min(0)
     shrunk = centre + (gap - centre) * true / (true + error)
-    middle = (sides[0][0] + sides[1][0]) / 2
+    middle = (mean_with + mean_without) / 2
     return (target - middle) * shrunk / (variance + blur)
 
 

@@ -104,29 +104,29 @@ class AcceptSet:
         if knowledge.public is None:
             raise ValueError("accept-set: no public samples. Ask `applicable` first.")
         space = _Space(view, knowledge, task, generator)
-        return tuple(self._guess(view, space, challenge, generator) for challenge in task.challenges.values())
-
-    def _guess(
-        self, view: View, space: _Space, challenge: Challenge, generator: torch.Generator
-    ) -> Membership:
-        requested, accepted = accepted_samples(view, challenge.target, len(space.public))
-        samples = requested.nonzero().squeeze(1)
-        if len(samples) > self.config.samples:
-            samples = samples[torch.randperm(len(samples), generator=generator)[: self.config.samples]]
-        classes = list[SelectedClass]()
-        rows = list[Tensor]()
-        for of, records in self._by_class(space, challenge):
-            if len(records.sites) + records.others > 1:
-                selected = SelectedClass(
-                    space.selector, records, space.public[samples], space.uniform, generator=generator
-                )
-                classes.append(selected)
-                rows.append(of)
-        how = Annealing(chains=self.config.chains, sweeps=self.config.sweeps, softness=self.config.softness)
-        scores = torch.full((len(challenge.y),), 0.5, dtype=torch.float64)
-        for of, probability in zip(rows, coins(classes, accepted[samples] > 0, how, generator), strict=True):
-            scores[of] = probability.double()
-        return Membership(target=challenge.target, scores=scores)
+        cfg = self.config
+        how = Annealing(chains=cfg.chains, sweeps=cfg.sweeps, softness=cfg.softness)
+        guesses = []
+        for challenge in task.challenges.values():
+            requested, accepted = accepted_samples(view, challenge.target, len(space.public))
+            samples = requested.nonzero().squeeze(1)
+            if len(samples) > cfg.samples:
+                samples = samples[torch.randperm(len(samples), generator=generator)[: cfg.samples]]
+            classes = list[SelectedClass]()
+            rows = list[Tensor]()
+            for of, records in self._by_class(space, challenge):
+                if len(records.sites) + records.others > 1:
+                    selected = SelectedClass(
+                        space.selector, records, space.public[samples], space.uniform, generator=generator
+                    )
+                    classes.append(selected)
+                    rows.append(of)
+            probabilities = coins(classes, accepted[samples] > 0, how, generator)
+            scores = torch.full((len(challenge.y),), 0.5, dtype=torch.float64)
+            for of, probability in zip(rows, probabilities, strict=True):
+                scores[of] = probability.double()
+            guesses.append(Membership(target=challenge.target, scores=scores))
+        return tuple(guesses)
 
     def _by_class(self, space: _Space, challenge: Challenge) -> list[tuple[Tensor, Records]]:
         """Return for each class the rows of its candidates, and its records; classes and pairs are the challenge's."""
@@ -177,18 +177,28 @@ class _Space:
             high = self.public.amax(0)
         self.uniform = low + (high - low) * samples
         sources = [] if knowledge.auxiliary is None else [("", *knowledge.auxiliary)]
-        sources += [(name, c.x, c.y) for name, c in task.challenges.items()]
-        self._known = [(name, self.points(x), y) for name, x, y in sources if len(y)]
+        for name, challenge in task.challenges.items():
+            sources.append((name, challenge.x, challenge.y))
+        self._known: list[tuple[str, Tensor, Tensor]] = []
+        for name, x, y in sources:
+            if len(y):
+                self._known.append((name, self.points(x), y))
 
     def points(self, x: Tensor) -> Tensor:
         """Return images (n, c, h, w) as points (n, d)."""
         if self._encode is None:
             return x.flatten(1).cpu().float()
-        return torch.cat([self._encode(part).flatten(1).cpu().float() for part in x.split(1024)])
+        features = list[Tensor]()
+        for part in x.split(1024):
+            features.append(self._encode(part).flatten(1).cpu().float())
+        return torch.cat(features)
 
     def library(self, target: str, label: int) -> Tensor:
         """Return records (l, d) of a class that are not this target's candidates: auxiliary ones, other targets'."""
-        parts = [points[y == label] for name, points, y in self._known if name != target]
+        parts = []
+        for name, points, y in self._known:
+            if name != target:
+                parts.append(points[y == label])
         return torch.cat(parts) if parts else self.public[:0]
 
 

@@ -101,8 +101,11 @@ class CandidateAnswers:
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each victim with answers about its candidates; the attack is deterministic."""
-        total = {name: torch.zeros(len(c.y), dtype=torch.float64) for name, c in task.challenges.items()}
-        count = {name: torch.zeros_like(scores) for name, scores in total.items()}
+        total = {}
+        count = {}
+        for name, challenge in task.challenges.items():
+            total[name] = torch.zeros(len(challenge.y), dtype=torch.float64)
+            count[name] = torch.zeros_like(total[name])
         for answers in self._rounds(view, knowledge):
             for name, challenge in task.challenges.items():
                 if name in answers:
@@ -118,8 +121,11 @@ class CandidateAnswers:
 
     def _rounds(self, view: View, knowledge: Knowledge) -> Iterator[Mapping[str, RecordedAnswers]]:
         """Yield each client's answers of one round after the other."""
-        rounds = sorted({m.round for m in view.messages if m.kind in _KINDS})
-        for number in rounds[-self.config.rounds :]:
+        rounds = set[int]()
+        for m in view.messages:
+            if m.kind in _KINDS:
+                rounds.add(m.round)
+        for number in sorted(rounds)[-self.config.rounds :]:
             yield recorded(view, knowledge, self.config.most, round=number, kinds=_KINDS)
 
 
@@ -128,7 +134,8 @@ def _probed(answers: RecordedAnswers, challenge: Challenge, reach: float) -> tup
 
     A sample is a probe of the candidate that it is nearest to.
     """
-    x, candidates = (samples.cpu().flatten(1).double() for samples in (answers.x, challenge.x))
+    x = answers.x.cpu().flatten(1).double()
+    candidates = challenge.x.cpu().flatten(1).double()
     found, rows = list[Tensor](), list[Tensor]()
     for start in range(0, len(x), _CHUNK):
         distance = torch.cdist(x[start : start + _CHUNK], candidates) / x.shape[1] ** 0.5
@@ -148,8 +155,12 @@ def _confidences(answers: RecordedAnswers, challenge: Challenge, reach: float) -
     if answers.kind == "hard_labels" and reach > 0:
         candidates, rows = _probed(answers, challenge, reach)
     else:
-        row_of = {image.numpy().tobytes(): row for row, image in enumerate(answers.x.cpu().contiguous())}
-        places = [row_of.get(image.numpy().tobytes(), -1) for image in challenge.x.cpu().contiguous()]
+        row_of: dict[bytes, int] = {}
+        for row, image in enumerate(answers.x.cpu().contiguous()):
+            row_of[image.numpy().tobytes()] = row
+        places = list[int]()
+        for image in challenge.x.cpu().contiguous():
+            places.append(row_of.get(image.numpy().tobytes(), -1))
         place = torch.tensor(places, dtype=torch.int64)
         candidates = (place >= 0).nonzero().flatten()
         rows = place[candidates]

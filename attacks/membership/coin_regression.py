@@ -215,7 +215,10 @@ class CoinRegression:
         They do where clients do not learn after their first answers. None if there are none, they do not, or the client
         was sent something to learn from before its last answers.
         """
-        numbers = [m.seq for m in view.select(sender=challenge.target) if m.kind in ("logits", "soft_labels")]
+        numbers = list[int]()
+        for m in view.select(sender=challenge.target):
+            if m.kind in ("logits", "soft_labels"):
+                numbers.append(m.seq)
         if any(
             challenge.target in m.receivers and m.kind in _LESSONS and m.seq < numbers[-1]
             for m in view.messages
@@ -271,8 +274,13 @@ class CoinRegression:
 
 def _looks(shadows: int) -> list[int]:
     """Return after how many shadows coins are read: a quarter, half and all, up to blocks that are trained together."""
-    blocks = [block.stop for block in parts_of(shadows)]
-    return sorted({min(stop for stop in blocks if share * stop >= shadows) for share in (4, 2, 1)})
+    looks = set[int]()
+    for share in (4, 2, 1):
+        for block in parts_of(shadows):
+            if share * block.stop >= shadows:
+                looks.add(block.stop)
+                break
+    return sorted(looks)
 
 
 def _sure(regression: Regressed) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fdaudit.config import Config
 from fdaudit.goals.membership import Membership
 from fdaudit.registry import AttackCard
-from fdaudit.types import Applicability, AttackTask, Challenge
+from fdaudit.types import Applicability, AttackTask
 
 from .._reading import reads_forms
 from ..gradient_inversion.comparison import steps_of
@@ -42,7 +42,10 @@ def agreement(x: Tensor, images: Tensor, gradients: Tensor) -> Tensor:
         gradients: (k, d) at these, of an L1 loss between image and record, and of other losses.
     """
     signs = gradients.sign()
-    return torch.stack([((images - record).sign() * signs).mean(1) for record in x])
+    shares = list[Tensor]()
+    for record in x:
+        shares.append(((images - record).sign() * signs).mean(1))
+    return torch.stack(shares)
 
 
 @reads_forms
@@ -94,26 +97,29 @@ class PixelMatching:
             steps = steps_of(view, name)[-self.config.steps :]
             if not steps:
                 continue
-            labels = torch.cat([view.tensors(step[0])["values"].cpu() for step in steps])
-            images = torch.cat([view.tensors(step[1])["samples"].cpu() for step in steps])
-            gradients = torch.cat([view.tensors(step[2])["values"].cpu() for step in steps])
-            scores = self._scores(challenge, labels, images, gradients)
+            labels_by_step = list[Tensor]()
+            images_by_step = list[Tensor]()
+            gradients_by_step = list[Tensor]()
+            for step in steps:
+                labels_by_step.append(view.tensors(step[0])["values"].cpu())
+                images_by_step.append(view.tensors(step[1])["samples"].cpu())
+                gradients_by_step.append(view.tensors(step[2])["values"].cpu())
+            labels = torch.cat(labels_by_step)
+            images = torch.cat(images_by_step)
+            gradients = torch.cat(gradients_by_step)
+            # Each candidate's mean agreement with its best comparisons; -1 without one of its label.
+            scores = torch.full((len(challenge.y),), -1.0, dtype=torch.float64)
+            recorded_labels = labels.long().flatten(1) if labels.ndim > 1 else labels.long()[:, None]
+            sought = challenge.y.long().flatten(1) if challenge.y.ndim > 1 else challenge.y.long()[:, None]
+            for label in sought.unique(dim=0):
+                rows = (recorded_labels == label).all(1)
+                if not bool(rows.any()):
+                    continue
+                mine = (sought == label).all(1)
+                agreements = agreement(
+                    challenge.x[mine].flatten(1), images[rows].flatten(1), gradients[rows].flatten(1)
+                )
+                best = agreements.topk(min(self.config.best, agreements.shape[1]), dim=1).values
+                scores[mine] = best.mean(1).double()
             guesses.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
         return tuple(guesses)
-
-    def _scores(self, challenge: Challenge, labels: Tensor, images: Tensor, gradients: Tensor) -> Tensor:
-        """Return each candidate's mean agreement (n,) with its best comparisons; -1 without one of its label."""
-        scores = torch.full((len(challenge.y),), -1.0, dtype=torch.float64)
-        recorded_labels = labels.long().flatten(1) if labels.ndim > 1 else labels.long()[:, None]
-        sought = challenge.y.long().flatten(1) if challenge.y.ndim > 1 else challenge.y.long()[:, None]
-        for label in sought.unique(dim=0):
-            rows = (recorded_labels == label).all(1)
-            if not bool(rows.any()):
-                continue
-            mine = (sought == label).all(1)
-            agreements = agreement(
-                challenge.x[mine].flatten(1), images[rows].flatten(1), gradients[rows].flatten(1)
-            )
-            best = agreements.topk(min(self.config.best, agreements.shape[1]), dim=1).values
-            scores[mine] = best.mean(1).double()
-        return scores

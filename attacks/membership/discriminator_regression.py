@@ -136,9 +136,9 @@ class DiscriminatorRegression:
         count = min(cfg.discriminators, cfg.matched)
         scored = self._chosen([t for t, step in enumerate(steps) if _SCORES in step.answers], late=True)
         pulled = self._chosen([t for t, step in enumerate(steps) if _GRADIENTS in step.answers])
-        samples = [
-            view.tensors(step.samples)["samples"].cpu() for step in steps[: max([*scored, *pulled]) + 1]
-        ]
+        samples = list[Tensor]()
+        for step in steps[: max([*scored, *pulled]) + 1]:
+            samples.append(view.tensors(step.samples)["samples"].cpu())
         scores, gradients = judged(
             study, samples, view.hyperparameters,
             count=count, batch=cfg.batch, scored=scored, pulled=pulled, seed=cfg.seed,
@@ -194,14 +194,22 @@ class DiscriminatorRegression:
             steps: q of them.
             toward_real: (count, q, n, d) gradients of L_gan.
         """
-        cotangents = [_tensors(view, step, "logit_cotangents") for step in steps]
-        weight = torch.stack([one.get("gan_weight", torch.zeros(())).reshape(()) for one in cotangents])
-        gradients = weight[:, None, None] * toward_real
-        having = [k for k, one in enumerate(cotangents) if "values" in one]
+        weights = list[Tensor]()
+        having = list[int]()
+        samples = list[Tensor]()
+        cotangents = list[Tensor]()
+        for k, step in enumerate(steps):
+            tensors = _tensors(view, step, "logit_cotangents")
+            weights.append(tensors.get("gan_weight", torch.zeros(())).reshape(()))
+            if "values" in tensors:
+                having.append(k)
+                samples.append(view.tensors(step.samples)["samples"].cpu())
+                cotangents.append(tensors["values"])
+        gradients = torch.stack(weights)[:, None, None] * toward_real
         if having:
             train = core_of(knowledge)
-            x = torch.cat([view.tensors(steps[k].samples)["samples"].cpu() for k in having])
-            at = torch.cat([cotangents[k]["values"] for k in having])
+            x = torch.cat(samples)
+            at = torch.cat(cotangents)
             for number in range(len(gradients)):
                 network = train.network(study.models[number]).eval()
                 leaf = x.to(train.device).requires_grad_()

@@ -92,9 +92,26 @@ class GeneratorLeakage:
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
     ) -> tuple[Membership, ...]:
         """Return one `Membership` for each challenge, with the generated samples (k, c, h, w) behind it."""
-        if not with_payload(view.select(kind="generated_samples")) and not _generators(view, knowledge):
-            return self._in_features(view, knowledge, task, generator)
         guesses = []
+        if not with_payload(view.select(kind="generated_samples")) and not _generators(view, knowledge):
+            # A generator of features: near which of them the shared model puts a candidate.
+            model = shared_model(view)
+            card = knowledge.generator
+            train = knowledge.train
+            messages = _generators(view, knowledge, "features")
+            if model is None or card is None or train is None:
+                raise ValueError("generator-leakage: run on a view to which it does not apply: no model.")
+            samples = card.drawn(view.tensors(messages[-1]), self.config.samples, generator, _BATCH)
+            module = shared_network(train.network(view.tensors(model))).eval()
+            for name, challenge in task.challenges.items():
+                features = list[Tensor]()
+                with torch.no_grad():
+                    for part in challenge.x.split(_BATCH):
+                        features.append(module.features(part.to(train.device)).cpu())
+                points = torch.cat(features).flatten(1)
+                scores = proximity(points, samples.flatten(1), self.config.rule)
+                guesses.append(Membership(target=name, scores=scores))
+            return tuple(guesses)
         for name, challenge in task.challenges.items():
             x = challenge.x
             samples = self._generated(view, knowledge, name, generator)
@@ -104,13 +121,16 @@ class GeneratorLeakage:
 
     def _generated(self, view: View, knowledge: Knowledge, client: str, generator: torch.Generator) -> Tensor:
         """Return samples (k, c, h, w) of the victim's generator, of the shared one, or from the record."""
-        generators = _generators(view, knowledge)
-        own = [m for m in generators if m.sender == client]
-        messages = own or [m for m in generators if m.sender == "server"]
-        if messages and knowledge.generator is not None:
-            return knowledge.generator.drawn(
-                view.tensors(messages[-1]), self.config.samples, generator, _BATCH
-            )
+        own = None
+        shared = None
+        for m in _generators(view, knowledge):
+            if m.sender == client:
+                own = m
+            elif m.sender == "server":
+                shared = m
+        last = own or shared
+        if last is not None and knowledge.generator is not None:
+            return knowledge.generator.drawn(view.tensors(last), self.config.samples, generator, _BATCH)
         parts = list[Tensor]()
         remaining = self.config.samples
         for message in reversed(with_payload(view.select(kind="generated_samples"))):
@@ -120,26 +140,6 @@ class GeneratorLeakage:
             remaining -= len(parts[-1])
         return torch.cat(parts)
 
-    def _in_features(
-        self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
-    ) -> tuple[Membership, ...]:
-        """Return the scores of a generator of features: near which of them the shared model puts a candidate."""
-        model = shared_model(view)
-        card = knowledge.generator
-        train = knowledge.train
-        messages = _generators(view, knowledge, "features")
-        if model is None or card is None or train is None:
-            raise ValueError("generator-leakage: run on a view to which it does not apply: no model.")
-        samples = card.drawn(view.tensors(messages[-1]), self.config.samples, generator, _BATCH).flatten(1)
-        module = shared_network(train.network(view.tensors(model))).eval()
-        guesses = []
-        for name, challenge in task.challenges.items():
-            with torch.no_grad():
-                parts = [module.features(p.to(train.device)).cpu() for p in challenge.x.split(_BATCH)]
-            scores = proximity(torch.cat(parts).flatten(1), samples, self.config.rule)
-            guesses.append(Membership(target=name, scores=scores))
-        return tuple(guesses)
-
     def _scores(self, x: Tensor, samples: Tensor, knowledge: Knowledge) -> Tensor:
         """Return scores (n,), higher if samples are nearer."""
         spaces = []
@@ -147,8 +147,10 @@ class GeneratorLeakage:
             spaces.append((x.flatten(1), samples.flatten(1)))
         if self.config.space != "pixels" and knowledge.encode is not None:
             encode = knowledge.encode
-            features = torch.cat([encode(part).flatten(1) for part in samples.split(_BATCH)])
-            spaces.append((encode(x).flatten(1), features))
+            features = list[Tensor]()
+            for part in samples.split(_BATCH):
+                features.append(encode(part).flatten(1))
+            spaces.append((encode(x).flatten(1), torch.cat(features)))
         scores = [proximity(points, others, self.config.rule) for points, others in spaces]
         if len(scores) == 1:
             return scores[0]
@@ -193,5 +195,8 @@ def _generators(view: View, knowledge: Knowledge, makes: str = "images") -> tupl
     if knowledge.generator is None or knowledge.generator.makes != makes:
         return ()
     forms = forms_of(view, knowledge)
-    messages = with_payload(view.select(kind="generator_parameters"))
-    return tuple(m for m in messages if not forms.misfit(m))
+    messages = list[Message]()
+    for m in with_payload(view.select(kind="generator_parameters")):
+        if not forms.misfit(m):
+            messages.append(m)
+    return tuple(messages)

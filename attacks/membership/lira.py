@@ -101,10 +101,11 @@ class _Shadowed(ABC):
             besides=self._besides,
             floor=self.config.floor,
         )
-        return tuple(
-            Membership(target=name, scores=against_its_pair(self._score(case), task.challenges[name]))
-            for name, case in by_target.items()
-        )
+        guesses = []
+        for name, case in by_target.items():
+            scores = against_its_pair(self._score(case), task.challenges[name])
+            guesses.append(Membership(target=name, scores=scores))
+        return tuple(guesses)
 
     @property
     def _besides(self) -> int:

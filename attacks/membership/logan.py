@@ -81,9 +81,14 @@ class DiscriminatorScore:
             messages = _sent(view, name)
             if messages is None or knowledge.train is None:
                 raise ValueError(f"logan: run on a view to which it does not apply: nothing of {name}.")
-            head, network = (view.tensors(m) for m in messages)
+            head = view.tensors(messages[0])
+            network = view.tensors(messages[1])
             if "head.weight" in head:  # the discriminator shares nothing: its extractor comes with it
-                network = {**network, **{n: t for n, t in head.items() if n.startswith("extractor.")}}
+                extractor = dict[str, Tensor]()
+                for n, tensor in head.items():
+                    if n.startswith("extractor."):
+                        extractor[n] = tensor
+                network = {**network, **extractor}
                 head = {n: head[f"head.{n}"] for n in ("weight", "bias")}
             module = shared_network(knowledge.train.network(network)).eval()
             device = knowledge.train.device

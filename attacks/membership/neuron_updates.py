@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fdaudit.adversary.knowledge import Knowledge
     from fdaudit.adversary.view import View
     from fdaudit.transcript.messages import Message
-    from fdaudit.types import Challenge
 
 __all__ = ["NeuronUpdates", "NeuronUpdatesConfig"]
 
@@ -84,25 +83,39 @@ class NeuronUpdates:
             raise ValueError(
                 f"neuron-updates: run on a view to which it does not apply: the network {layer}."
             )
-        products = {name: torch.zeros(len(c.y), dtype=torch.float64) for name, c in task.challenges.items()}
-        norms = {name: torch.zeros_like(values) for name, values in products.items()}
+        products: dict[str, Tensor] = {}
+        norms: dict[str, Tensor] = {}
+        for name, challenge in task.challenges.items():
+            products[name] = torch.zeros(len(challenge.y), dtype=torch.float64)
+            norms[name] = torch.zeros_like(products[name])
         for name, message, origin, neuron in _questions(view, layer, task):
             challenge, start = task.challenges[name], moved(view.tensors(origin), "cpu")
             asked = (neuron >= 0).nonzero().flatten()
-            rows = _gradients(layer, start, challenge, asked, neuron[asked])
+            # The gradients (k, d + 1) of these candidates' losses in the weights and the bias of their neurons.
+            weight = start[layer.weight].clone().requires_grad_()
+            bias = start[layer.bias].clone().requires_grad_()
+            placed = {**start, layer.weight: weight, layer.bias: bias}
+            gradients = []
+            for candidate, its in zip(asked.tolist(), neuron[asked].tolist(), strict=True):
+                x = challenge.x[candidate : candidate + 1].cpu()
+                y = challenge.y[candidate : candidate + 1].cpu()
+                loss = F.cross_entropy(call_with(layer.module, placed, x), y.long())
+                slopes = torch.autograd.grad(loss, (weight, bias))
+                by_name = dict(zip((layer.weight, layer.bias), slopes, strict=True))
+                gradients.append(_rows(layer, by_name)[its])
+            rows = torch.stack(gradients)
             if message.kind == "gradient":
                 descent = _rows(layer, moved(view.tensors(message), "cpu"))
             else:
                 descent = _rows(layer, start) - _rows(layer, moved(after(view, message, start), "cpu"))
             products[name][asked] += (descent[neuron[asked]] * rows).sum(1)
             norms[name][asked] += rows.square().sum(1)
-        return tuple(
-            Membership(
-                target=name, scores=against_its_pair(products[name] / norm.clamp_min(_TINY), challenge)
-            )
-            for (name, norm), challenge in zip(norms.items(), task.challenges.values(), strict=True)
-            if norm.any()
-        )
+        guesses = []
+        for name, challenge in task.challenges.items():
+            if norms[name].any():
+                scores = against_its_pair(products[name] / norms[name].clamp_min(_TINY), challenge)
+                guesses.append(Membership(target=name, scores=scores))
+        return tuple(guesses)
 
 
 def _questions(
@@ -118,21 +131,14 @@ def _questions(
     for name in task.challenges:
         for message, origin in _uploads(view, name):
             if origin.seq not in asking:
-                neuron = _single(layer, moved(view.tensors(origin), "cpu"), x)
+                active = layer.outputs(moved(view.tensors(origin), "cpu"), x) > 0
+                neuron = active.int().argmax(1)
+                # In any honest model some neuron is active for two candidates or more: then none asks for one.
+                crafted = bool((active.sum(0) <= 1).all())
+                neuron = torch.where(active.any(1) & crafted, neuron, -1)
                 asking[origin.seq] = dict(zip(task.challenges, neuron.split(counts), strict=True))
             if (asking[origin.seq][name] >= 0).any():
                 yield name, message, origin, asking[origin.seq][name]
-
-
-def _single(layer: HiddenLayer, model: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return the neuron (n,) that is active for each candidate and for no other; -1 without one.
-
-    There is none if a neuron of the layer is active for two candidates or more, as in any honest model.
-    """
-    active = layer.outputs(model, x) > 0
-    neuron = active.int().argmax(1)
-    crafted = bool((active.sum(0) <= 1).all())
-    return torch.where(active.any(1) & crafted, neuron, -1)
 
 
 def _uploads(view: View, target: str) -> list[tuple[Message, Message]]:
@@ -140,28 +146,17 @@ def _uploads(view: View, target: str) -> list[tuple[Message, Message]]:
     uploads = uploads_of(view, target)
     if uploads:
         return uploads
-    sums = with_payload(view.select(kind="model_update", sender="aggregator"))
-    within = [m for m in sums if target in m.fields.get("clients", ())]
-    started = [(m, received_before(view, m, target)) for m in within]
-    return [(message, models[-1]) for message, models in started if models]
+    sums = []
+    for message in with_payload(view.select(kind="model_update", sender="aggregator")):
+        if target not in message.fields.get("clients", ()):
+            continue
+        models = received_before(view, message, target)
+        if models:
+            sums.append((message, models[-1]))
+    return sums
 
 
 def _rows(layer: HiddenLayer, tensors: Mapping[str, Tensor]) -> Tensor:
     """Return each neuron's weights and bias (m, d + 1), float64."""
     weight, bias = tensors[layer.weight], tensors[layer.bias]
     return torch.cat([weight.flatten(1), bias[:, None]], 1).double()
-
-
-def _gradients(
-    layer: HiddenLayer, model: Mapping[str, Tensor], challenge: Challenge, asked: Tensor, neuron: Tensor
-) -> Tensor:
-    """Return the gradients (k, d + 1) of some candidates' losses in the weights and the bias of their neurons."""
-    weight, bias = (model[name].clone().requires_grad_() for name in (layer.weight, layer.bias))
-    placed = {**model, layer.weight: weight, layer.bias: bias}
-    gradients = []
-    for candidate, its in zip(asked.tolist(), neuron.tolist(), strict=True):
-        x, y = challenge.x[candidate : candidate + 1].cpu(), challenge.y[candidate : candidate + 1].cpu()
-        loss = F.cross_entropy(call_with(layer.module, placed, x), y.long())
-        found = dict(zip((layer.weight, layer.bias), torch.autograd.grad(loss, (weight, bias)), strict=True))
-        gradients.append(_rows(layer, found)[its])
-    return torch.stack(gradients)

@@ -152,10 +152,13 @@ class UpdateProjection:
         module = separable_network(knowledge)
         if isinstance(module, str):
             return Applicability(False, module)
-        reasons = {name: reason for name in task.challenges if (reason := _missing(view, name, module))}
+        reasons = list[str]()
+        for name in task.challenges:
+            if reason := _missing(view, name, module):
+                reasons.append(reason)
         if len(reasons) < len(task.challenges) or _changes(view, module):
             return Applicability(True)
-        return Applicability(False, "; ".join(dict.fromkeys(reasons.values())))
+        return Applicability(False, "; ".join(dict.fromkeys(reasons)))
 
     def run(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
@@ -178,27 +181,15 @@ class UpdateProjection:
             guesses.append(Membership(target=name, scores=against_its_pair(scores, challenge)))
         changes = _changes(view, module)[: self.config.rounds] if unseen else []
         if changes:
-            guesses += self._together(view, changes, module, unseen, knowledge)
+            # Each round's change of the broadcast model is explained by all victims' candidates and own records.
+            x, y = _with_own(view, unseen)
+            uploads = [partial(_upload, view, end, start) for start, end in changes]
+            scores = self._scores(uploads, module, x, y, knowledge)
+            counts = [len(challenge.y) for challenge in unseen]
+            parts = scores[: sum(counts)].split(counts)
+            for challenge, part in zip(unseen, parts, strict=True):
+                guesses.append(Membership(target=challenge.target, scores=against_its_pair(part, challenge)))
         return tuple(guesses)
-
-    def _together(
-        self,
-        view: View,
-        changes: list[tuple[Message, Message]],
-        module: nn.Module,
-        challenges: list[Challenge],
-        knowledge: Knowledge,
-    ) -> list[Membership]:
-        """Explain each round's change of the broadcast model by all victims' candidates and own records."""
-        x, y = _with_own(view, challenges)
-        uploads = [partial(_upload, view, end, start) for start, end in changes]
-        scores = self._scores(uploads, module, x, y, knowledge)
-        counts = [len(c.y) for c in challenges]
-        parts = scores[: sum(counts)].split(counts)
-        return [
-            Membership(target=c.target, scores=against_its_pair(part, c))
-            for c, part in zip(challenges, parts, strict=True)
-        ]
 
     def _scores(
         self,
@@ -328,7 +319,8 @@ def _missing(view: View, target: str, module: nn.Module) -> str:
     uploads = uploads_of(view, target)
     if not uploads:
         return f"no {', '.join(MODELS[:-1])} or {MODELS[-1]} of {target} in view, with the model that it started from"
-    shapes = {name: tuple(info.shape) for name, info in uploads[0][1].tensors.items()}
-    if any(shapes.get(name) != tuple(p.shape) for name, p in module.named_parameters()):
-        return f"the model that {target} started from is of another network"
+    start = uploads[0][1].tensors
+    for name, parameter in module.named_parameters():
+        if name not in start or tuple(start[name].shape) != tuple(parameter.shape):
+            return f"the model that {target} started from is of another network"
     return ""

@@ -98,37 +98,33 @@ class PrototypeRegression:
         guesses: list[Membership] = []
         unseen: list[Challenge] = []
         for name, challenge in task.challenges.items():
-            tables = {
-                now: table for now, table in tables_sent(view, name).items() if now < self.config.rounds
-            }
-            if tables:
-                guesses.append(self._guess(view, knowledge, challenge, tables))
-            else:
+            tables = dict[int, Tensor]()
+            for now, table in tables_sent(view, name).items():
+                if now < self.config.rounds:
+                    tables[now] = table
+            if not tables:
                 unseen.append(challenge)
+                continue
+            study = self._drawn(view, knowledge, challenge)
+            theirs = self._tables(view, knowledge, name, study, tables)
+            last = view.select(kind=_KIND, sender=name)[-1]
+            treatment = treatment_of("soft_labels", view.defenses_of(last), view.tensors(last)["values"])
+            plain = treatment.noisy or view.hyperparameters.get("share") == "hard"
+            floor = max(treatment.floor, _FLOOR)
+            parts = []
+            for now, table in sorted(tables.items()):
+                shadows = theirs[:, now].double()
+                mine = table
+                if not plain:
+                    shadows = centred_logs(shadows, floor)  # rows of classes without records are zero
+                    mine = centred_logs(mine, floor)
+                parts.append((shadows.flatten(1), mine.flatten(), treatment.variance))
+            regression = regressed_in_parts(parts, study.coins, stack=True)
+            guesses.append(_membership(challenge, regression, len(parts)))
         mean = averages(view) if unseen else None
         if mean is not None:
             guesses += self._guesses(view, knowledge, unseen, *mean)
         return tuple(guesses)
-
-    def _guess(
-        self, view: View, knowledge: Knowledge, challenge: Challenge, tables: Mapping[int, Tensor]
-    ) -> Membership:
-        """Guess about a victim whose own tables are in view."""
-        study = self._drawn(view, knowledge, challenge)
-        theirs = self._tables(view, knowledge, challenge.target, study, tables)
-        last = view.select(kind=_KIND, sender=challenge.target)[-1]
-        treatment = treatment_of("soft_labels", view.defenses_of(last), view.tensors(last)["values"])
-        plain = treatment.noisy or view.hyperparameters.get("share") == "hard"
-        floor = max(treatment.floor, _FLOOR)
-        parts = []
-        for now, table in sorted(tables.items()):
-            shadows = theirs[:, now].double()
-            mine = table
-            if not plain:
-                shadows = centred_logs(shadows, floor)  # rows of classes without records are zero
-                mine = centred_logs(mine, floor)
-            parts.append((shadows.flatten(1), mine.flatten(), treatment.variance))
-        return _membership(challenge, regressed_in_parts(parts, study.coins, stack=True), len(parts))
 
     def _guesses(
         self,
@@ -142,10 +138,11 @@ class PrototypeRegression:
         cfg = self.config
         means = {now: table for now, table in means.items() if now < cfg.rounds}
         by_name = {c.target: c for c in challenges}
-        own = {k: tables_sent(view, k) for k in within}
+        own = {}
         records = max(len(c.y) for c in challenges) // 2
         studies: dict[str, Study] = {}
         for client in within:
+            own[client] = tables_sent(view, client)
             if client in by_name:
                 studies[client] = self._drawn(view, knowledge, by_name[client])
             elif not own[client]:
@@ -200,17 +197,20 @@ def averages(view: View) -> tuple[dict[int, Tensor], tuple[str, ...]] | None:
     A mean for one client alone is over the others, as in FKD. A mean for several is over all clients, as in PLS. Among
     means for single clients those of the view's first member count. None if there is no mean in view.
     """
-    messages = [m for m in with_payload(view.select(kind=_KIND)) if role(m.sender) != "client"]
-    if not messages:
+    first = None
+    tables = {}
+    for message in with_payload(view.select(kind=_KIND)):
+        if role(message.sender) == "client":
+            continue
+        if first is None:
+            first = message.receivers
+        if message.receivers == first:
+            tables[message.round] = view.tensors(message)["values"].double().cpu()
+    if first is None:
         return None
-    first = messages[0].receivers
     within = clients_of(view)
     if len(first) == 1:
         within = [client for client in within if client not in first]
-    tables = {}
-    for message in messages:
-        if message.receivers == first:
-            tables[message.round] = view.tensors(message)["values"].double().cpu()
     return tables, tuple(within)
 
 
@@ -221,9 +221,12 @@ def _share(theirs: Sequence[Tensor], mine: Sequence[Tensor]) -> Tensor:
         theirs: tables (m, C, C) of the shadows of each client whose own is not in view.
         mine: the tables (C, C) in view.
     """
-    shares_of_shadows = [known(t.flatten(0, 1)).double().view(len(t), -1).mean(0) for t in theirs]
-    holders = torch.stack([*shares_of_shadows, *(known(t).double() for t in mine)]).sum(0)
-    return 1 / holders.clamp_min(1)[:, None]
+    filled = list[Tensor]()
+    for tables in theirs:
+        filled.append(known(tables.flatten(0, 1)).double().view(len(tables), -1).mean(0))
+    for table in mine:
+        filled.append(known(table).double())
+    return 1 / torch.stack(filled).sum(0).clamp_min(1)[:, None]
 
 
 def _only_right(tables: Mapping[int, Tensor]) -> bool:

@@ -134,7 +134,7 @@ class RehearsedRegression:
             else:
                 regressions = regressed_sum(clients, reading.seen, reading.noise)
             tried[what] = dict(zip(reading.parts, regressions, strict=True))
-        what = min(tried, key=lambda one: sum(tried[one][k].error for k in hidden))
+        what = min(tried, key=lambda one: sum(tried[one][k].error for k in sorted(hidden)))
         guesses = []
         for name, regression in tried[what].items():
             if name in hidden:
@@ -243,5 +243,8 @@ class RehearsedRegression:
 def _hidden(view: View, task: AttackTask) -> set[str]:
     """Return the victims that sent nothing in view which is about their own model."""
     kinds = {"logits", "soft_labels", "hard_labels", "model_parameters", "model_update", "gradient"}
-    senders = {m.sender for m in with_payload(view.messages) if m.kind in kinds}
+    senders = set[str]()
+    for m in with_payload(view.messages):
+        if m.kind in kinds:
+            senders.add(m.sender)
     return {name for name in task.challenges if name not in senders}

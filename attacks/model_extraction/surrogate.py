@@ -143,8 +143,11 @@ class ExtractionSoft:
         if not task.oracle.models:
             released_in_view = any(role(party) != "client" for party in bare)
             return () if released_in_view else (RELEASED,)
-        own = [target for target in task.targets if target in task.oracle.models]
-        return tuple(target for target in own if target not in bare)
+        parties = list[str]()
+        for target in task.targets:
+            if target in task.oracle.models and target not in bare:
+                parties.append(target)
+        return tuple(parties)
 
     def _asked(
         self, view: View, knowledge: Knowledge, task: AttackTask, generator: torch.Generator
@@ -212,7 +215,11 @@ class ExtractionHard(ExtractionSoft):
 
 def _bare(view: View) -> set[str]:
     """Return the parties whose model, update or gradient is in view with its payload."""
-    return {m.sender for m in with_payload(view.messages) if m.kind in _OWN}
+    parties = set[str]()
+    for m in with_payload(view.messages):
+        if m.kind in _OWN:
+            parties.add(m.sender)
+    return parties
 
 
 def _queries(knowledge: Knowledge, count: int, generator: torch.Generator) -> Tensor:

@@ -176,4 +176,8 @@ class _BoundarySearch:
 
     def _answers(self, z: Tensor) -> Tensor:
         """Return classes (n,) of the images of latent vectors (n, d), computed in small batches."""
-        return torch.cat([self.ask(self._image(part)) for part in z.split(1024)])
+        answers = []
+        for part in z.split(1024):
+            images = self._image(part)
+            answers.append(self.ask(images))
+        return torch.cat(answers)

@@ -66,7 +66,14 @@ def fit_decoder(
     """
     centre, scale = answers.mean(0).to(device), answers.std().clamp_min(1e-6).to(device)
     mean, shape = images.mean(0).to(device), images.shape[1:]
-    network = seeded(seed_from(generator), lambda: _perceptron(answers.shape[1], config.width, mean.numel()))
+
+    def perceptron() -> nn.Sequential:
+        last = nn.Linear(config.width, mean.numel())
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        return nn.Sequential(nn.Linear(answers.shape[1], config.width), nn.LeakyReLU(0.1), last)
+
+    network = seeded(seed_from(generator), perceptron)
     network.to(device)
     x, y = images.to(device), answers.to(device)
 
@@ -88,10 +95,3 @@ def fit_decoder(
             return decode(y.to(device)).clamp(0, 1).cpu()
 
     return invert
-
-
-def _perceptron(inputs: int, width: int, outputs: int) -> nn.Sequential:
-    last = nn.Linear(width, outputs)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
-    return nn.Sequential(nn.Linear(inputs, width), nn.LeakyReLU(0.1), last)

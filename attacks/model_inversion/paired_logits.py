@@ -121,8 +121,14 @@ class PairedLogits:
         ensemble = with_payload(view.select(kind="ensemble_labels"))
         by_victim, reasons = {}, []
         for target in task.targets:
-            own = [m for m in messages if m.sender == target]
-            others = ensemble or [m for m in messages if m.sender != target]
+            own, others = [], []
+            for m in messages:
+                if m.sender == target:
+                    own.append(m)
+                else:
+                    others.append(m)
+            if ensemble:
+                others = ensemble
             if not own:
                 reasons.append(f"{target}: no soft answers of its own to public samples in view")
                 continue

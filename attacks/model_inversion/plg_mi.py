@@ -149,7 +149,11 @@ class _PseudoLabelSearch:
         """Return for each class the n images of which T is most certain, (C, n, c, h, w), and the logits' spread."""
         config = self.config
         x = torch.cat([public, composites(public, config.composites, 0.0, draws)])
-        logits = torch.cat([self.T(part.to(self.device)) for part in x.split(1024)])
+        answers = []
+        for part in x.split(1024):
+            images = part.to(self.device)
+            answers.append(self.T(images))
+        logits = torch.cat(answers)
         top = logits.log_softmax(1)[:, self.shown].topk(min(config.top, len(x)), dim=0).indices
         return x[top.T.cpu()].to(self.device), logits.std().clamp_min(1e-6)
 
@@ -197,7 +201,10 @@ class _PseudoLabelSearch:
             optimizer.step()
         with torch.no_grad():
             x = G(_with_class(z, y, C))
-            answers = [self.T(augmented(x, config.noise, draws)).softmax(1) for _ in range(config.judged)]
+            answers = []
+            for _ in range(config.judged):
+                judged = augmented(x, config.noise, draws)
+                answers.append(self.T(judged).softmax(1))
             mean = torch.stack(answers).mean(0)
         p = mean.gather(1, self.shown[y][:, None]).view(C, R).nan_to_num(0)
         best = p.argmax(1) + R * torch.arange(C, device=p.device)

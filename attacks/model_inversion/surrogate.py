@@ -136,5 +136,8 @@ def _generated(
             parameter.grad = gradient
         optimizer.step()
     with torch.no_grad():
-        portions = [draw(min(_PORTION, n - i)).clamp(0, 1).cpu() for i in range(0, n, _PORTION)]
+        portions = []
+        for i in range(0, n, _PORTION):
+            images = draw(min(_PORTION, n - i))
+            portions.append(images.clamp(0, 1).cpu())
     return torch.cat(portions)

@@ -113,7 +113,10 @@ def askable(
         need = f"needs {least} queries for each of {len(models)} models"
         return [], Applicability(False, f"{need}, the budget allows {allowed}")
     share = min(allowed, most)
-    return [Askable(model, tuple(targets), share) for model, targets in models.values()], Applicability(True)
+    all_askable = []
+    for black_box, targets in models.values():
+        all_askable.append(Askable(black_box, tuple(targets), share))
+    return all_askable, Applicability(True)
 
 
 def wanted(knowledge: Knowledge, task: AttackTask) -> Tensor:
@@ -180,8 +183,9 @@ def of_classes(
     evaluations: int = 0,
 ) -> list[Reconstruction]:
     """Return the same class-level guess for several victims of one model."""
-    return [
-        Reconstruction(
+    guesses = []
+    for target in targets:
+        guess = Reconstruction(
             target=target,
             messages=(),
             images=images.nan_to_num(0.5).clamp(0, 1).cpu(),
@@ -189,5 +193,5 @@ def of_classes(
             objective=objective,
             evaluations=evaluations,
         )
-        for target in targets
-    ]
+        guesses.append(guess)
+    return guesses

@@ -137,8 +137,10 @@ class TAG(UploadAttack[Upload]):
             return texts, float("inf")
         long = _longest(upload.gradient, module, length)
         matching = _Matching(upload, module, name, words, labels, (n, length, long))
-        starts = [torch.randn(n, long, len(words), generator=generator) for _ in range(self.config.restarts)]
-        matches = [matching.matched(start, self.config) for start in starts]
+        matches = []
+        for _ in range(self.config.restarts):
+            start = torch.randn(n, long, len(words), generator=generator)
+            matches.append(matching.matched(start, self.config))
         objective, logits = min(matches, key=lambda match: match[0])
         texts[:, :long] = words[logits.argmax(2)]
         return texts, objective
@@ -194,31 +196,27 @@ class _Matching:
             start = (2 * share.clamp(0, 1)).float().expand(n, -1, -1).clone()
         logits = (start + 0.1 * noise).requires_grad_()
         optimizer = adam([logits], config.lr, fused=False)
+        leaves = list(self._trained.values())
         best, best_logits = float("inf"), logits.detach().clone()
         for _ in range(config.iterations):
-            distance = self._distance(logits.softmax(2), config.alpha)
+            self._weights = logits.softmax(2)
+            handle = self._module.get_submodule(self._name).register_forward_hook(self._replaced)
+            try:
+                z = call_with(self._module, self._model, self._ids)
+            finally:
+                handle.remove()
+            loss = F.cross_entropy(z, self._labels)
+            gradients = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
+            # ‖Δ‖² + α‖Δ‖₁, with Δ in units of the length of the gradient sent.
+            distance = torch.zeros(())
+            for target, gradient in zip(self._sent.values(), gradients, strict=True):
+                delta = self._scale * (gradient - target)
+                distance = distance + delta.square().sum() + config.alpha * delta.abs().sum()
             if distance.item() < best:
                 best, best_logits = distance.item(), logits.detach().clone()
             (logits.grad,) = torch.autograd.grad(distance, [logits])
             optimizer.step()
         return best, best_logits
-
-    def _distance(self, weights: Tensor, alpha: float) -> Tensor:
-        self._weights = weights
-        handle = self._module.get_submodule(self._name).register_forward_hook(self._replaced)
-        try:
-            z = call_with(self._module, self._model, self._ids)
-        finally:
-            handle.remove()
-        loss = F.cross_entropy(z, self._labels)
-        leaves = list(self._trained.values())
-        gradients = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
-        # ‖Δ‖² + α‖Δ‖₁, with Δ in units of the length of the gradient sent.
-        total = torch.zeros(())
-        for target, gradient in zip(self._sent.values(), gradients, strict=True):
-            delta = self._scale * (gradient - target)
-            total = total + delta.square().sum() + alpha * delta.abs().sum()
-        return total
 
     def _replaced(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """Return mean embeddings in place of those of the place holders."""

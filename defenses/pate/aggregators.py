@@ -94,7 +94,20 @@ class _Aggregator(Configured[Asked]):
         Raises:
             ProtocolError: the message is not of `vote_counts`, or its counts are not whole numbers >= 0.
         """
-        index, counts = self._votes(kind, tensors)
+        if kind != "vote_counts" or tensors.keys() - {"index"} != {"counts"}:
+            accepted = "takes vote_counts of counts, or of counts and index"
+            contents = f"{kind} of {', '.join(sorted(tensors)) or 'nothing'}"
+            raise ProtocolError(f"{self.card.name}: {accepted}; this is {contents}.")
+        index, counts = tensors.get("index"), tensors["counts"].double().cpu()
+        if counts.ndim != 2 or counts.shape[1] < 1 or (index is not None and index.shape != counts.shape[:1]):
+            numbering = "no index" if index is None else f"index {tuple(index.shape)}"
+            problem = f"{numbering}, counts {tuple(counts.shape)} do not belong together"
+            raise ProtocolError(f"{self.card.name}: {problem}. Send (n,) and (n, classes).")
+        # Soft votes or weights would move by less or more than one vote does.
+        wrong = ~((counts >= 0) & (counts == counts.floor()) & torch.isfinite(counts))
+        if wrong.any():
+            problem = f"{float(counts[wrong][0])} is no number of votes"
+            raise ProtocolError(f"{self.card.name}: {problem}. Count one whole vote a client.")
         queries, classes = counts.shape
         answered, values = self._answers(counts, noise)
         labels = {"values": narrow(values[answered], classes).to(tensors["counts"].device)}
@@ -119,24 +132,6 @@ class _Aggregator(Configured[Asked]):
     @abstractmethod
     def _guarantee(self, queries: int) -> Event:
         """Return the guarantee of the noise on so many samples."""
-
-    def _votes(self, kind: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor]:
-        """Return `index` (n,) if there is one, and `counts` (n, C) in double precision on the CPU."""
-        if kind != "vote_counts" or tensors.keys() - {"index"} != {"counts"}:
-            accepted = "takes vote_counts of counts, or of counts and index"
-            contents = f"{kind} of {', '.join(sorted(tensors)) or 'nothing'}"
-            raise ProtocolError(f"{self.card.name}: {accepted}; this is {contents}.")
-        index, counts = tensors.get("index"), tensors["counts"].double().cpu()
-        if counts.ndim != 2 or counts.shape[1] < 1 or (index is not None and index.shape != counts.shape[:1]):
-            numbering = "no index" if index is None else f"index {tuple(index.shape)}"
-            problem = f"{numbering}, counts {tuple(counts.shape)} do not belong together"
-            raise ProtocolError(f"{self.card.name}: {problem}. Send (n,) and (n, classes).")
-        # Soft votes or weights would move by less or more than one vote does.
-        wrong = ~((counts >= 0) & (counts == counts.floor()) & torch.isfinite(counts))
-        if wrong.any():
-            problem = f"{float(counts[wrong][0])} is no number of votes"
-            raise ProtocolError(f"{self.card.name}: {problem}. Count one whole vote a client.")
-        return index, counts
 
 
 def _normal(noise: SecretStream, sigma: float, *shape: int) -> Tensor:

@@ -56,8 +56,10 @@ class _ByOrder:
         if self._at is None:
             first = np.sum([n * curve(part) for part, n in charges.items()], axis=0)
             self._at = int(np.argmin(first / np.maximum(self._allowed, 1e-300)))
-        cost = math.fsum(n * float(curve(part)[self._at]) for part, n in charges.items())
-        return cost <= float(self._allowed[self._at])
+        costs = list[float]()
+        for part, n in charges.items():
+            costs.append(n * float(curve(part)[self._at]))
+        return math.fsum(costs) <= float(self._allowed[self._at])
 
 
 class _ByLedger:
@@ -74,7 +76,9 @@ class _ByLedger:
         if epsilon(charges, self._delta, pld=False).value <= self._epsilon:
             return True
         for factor in (*_AHEAD, 1.0):
-            trial = Counter({part: math.ceil(n * factor) for part, n in charges.items()})
+            trial = Counter[Charge]()
+            for part, n in charges.items():
+                trial[part] = math.ceil(n * factor)
             if epsilon(trial, self._delta, coarse=factor > 1).value <= self._epsilon:
                 self._fitting = [fitting for fitting in self._fitting if not fitting <= trial]
                 self._fitting.append(trial)
@@ -117,7 +121,11 @@ class BudgetMeter:
         self._members = members_of(adversary, parties)
         self._unit, self._relation = unit, relation
         away = {*self._members, *departing}
-        self._clients = frozenset(p for p in parties if role(p) == "client" and p not in away)
+        clients = list[str]()
+        for party in parties:
+            if role(party) == "client" and party not in away:
+                clients.append(party)
+        self._clients = frozenset(clients)
         self._departure = DepartureRule(departing)
         self._recorded: list[Message] = []
         self._asks, self._unasked = False, ""
@@ -337,12 +345,15 @@ def departing_groups(
     """
     members = members_of(adversary, parties)
     for name in against:
-        able = tuple(p for p in parties if role(p) == name and (name != "client" or p not in members))
+        able = list[str]()
+        for party in parties:
+            if role(party) == name and (name != "client" or party not in members):
+                able.append(party)
         if not able or (name == "client" and len(able) < 2):
             problem = "has nobody in this run who could depart"
             raise SpecError("privacy.budget.against", name, problem, "Remove it.")
         if name != "client":
-            yield able
+            yield tuple(able)
             continue
         for victim in able:
             yield tuple(party for party in able if party != victim)

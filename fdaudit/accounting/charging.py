@@ -53,12 +53,15 @@ class Bill:
                 by_kind[key][part] += 1
         contributions = []
         for (kind, sender, name), tally in by_kind.items():
-            counts = (n * part.count for part, n in tally.items() if not isinstance(part, Drawn | Selected))
+            count = 0
+            for part, n in tally.items():
+                if not isinstance(part, Drawn | Selected):
+                    count += n * part.count
             contribution = Contribution(
                 kind=kind,
                 sender=sender,
                 mechanism=name,
-                charges=sum(counts),
+                charges=count,
                 epsilon=epsilon(tally, delta, pld=pld).value,
             )
             contributions.append(contribution)
@@ -95,15 +98,70 @@ class EpsilonEntry:
 
     def ways(self, victim: str) -> list[frozenset[int]] | Leak:
         """Return the valid ways of charging for this victim, or the leak that makes charging impossible."""
-        return self.graph.cheapest(
-            self.seen, victim, self.guarantees(victim), lambda g: self._costs(g, victim)
-        )
+        worth = self.guarantees(victim)
+
+        def costs(gates: Collection[int]) -> list[dict[int, float]]:
+            """Return, by order, the cost of each message that may be charged."""
+            curves: dict[int, Any] = {}
+            for seq in gates:
+                divergences = [np.zeros(len(ORDERS)), *map(curve, self._parts(seq, worth[seq]))]
+                curves[seq] = np.sum(divergences, axis=0)
+            by_order = []
+            for order in _TRIED:
+                index = int(np.argmin(np.abs(ORDERS - order)))
+                by_message = dict[int, float]()
+                for seq, values in curves.items():
+                    by_message[seq] = float(values[index])
+                by_order.append(by_message)
+            return by_order
+
+        return self.graph.cheapest(self.seen, victim, worth, costs)
 
     def guarantees(self, victim: str) -> Guarantees:
-        """Return the guarantee of each event against this adversary, in this ledger's unit and relation."""
+        """Return the guarantee of each event against this adversary, in this ledger's unit and relation.
+
+        Exact sums whose summands carry Gaussian noise have one too: the honest senders' noise adds up. A view may know
+        nothing but the sum of the victim's message and others'. It then learns the victim's message through the noise
+        of all summands. The noise of a message counts only under three conditions: the sender is no member of the
+        adversary, the view does not hold the message itself, and the view holds nothing else computed from it. The last
+        condition matters because the difference of two sums with a common summand hides less than each sum. Noise must
+        enter the sum as it was drawn: if another defence (rounding, say) acts on the message as well, the message keeps
+        its own guarantee and adds no noise to the sum's.
+
+        A victim's own noise may count in several sums. Let s be its own noise, and x and y the noise of others in two
+        sums. The view learns at most 1 / (s + xy / (x + y)) (squared signal over noise). The charge is never less: it
+        is 1 / (s + x) + 1 / (s + y).
+        """
         if not self._sum_messages:
             return self._common
-        return {**self._common, **self._sums(victim)}
+        guarantees = dict(self._common)
+        for m in self._sum_messages:
+            senders, shares = list[str](), dict[str, tuple[int, Gaussian]]()
+            for part in named(m, self.graph.messages):
+                event = self._common.get(part.seq)
+                if isinstance(event, Unchanged):  # such counts may decide the summands' weights
+                    continue
+                senders.append(part.sender)
+                alone = len(self.graph.messages[part.seq].defenses) <= 1  # the noise enters as it was drawn
+                if alone and isinstance(event, Gaussian) and event.count == 1:
+                    shares[part.sender] = (part.seq, event)
+            if victim not in shares or len(set(senders)) != len(senders):
+                continue
+            _, own = shares.pop(victim)
+            variances = [own.scale**2]
+            for sender, (seq, gaussian) in shares.items():
+                # Noise counts that this view knows only as part of one sum.
+                is_known = sender in self.members or seq in self.seen
+                if not is_known and self.graph.is_hidden_in(seq, m.seq, self._uses):
+                    variances.append(gaussian.scale**2)
+            guarantees[m.seq] = Gaussian(
+                sensitivity=own.sensitivity,
+                scale=math.sqrt(math.fsum(variances)),
+                unit=self.unit,
+                relation=self.relation,
+                covers=("each-client",),
+            )
+        return guarantees
 
     @cached_property
     def _common(self) -> Guarantees:
@@ -142,72 +200,24 @@ class EpsilonEntry:
             sources = named(message, self.graph.messages)
         units = {part.unit for source in sources for part in mechanisms(source)}
         size = self.group if "record" in units else 1
-        costs = [grouped(part, size) for part in parts_of(event)]
-        return tuple(cost for cost in costs if not isinstance(cost, NoGuarantee))
+        costs = list[Charge]()
+        for part in parts_of(event):
+            cost = grouped(part, size)
+            if not isinstance(cost, NoGuarantee):
+                costs.append(cost)
+        return tuple(costs)
 
     @cached_property
     def _sum_messages(self) -> tuple[Message, ...]:
-        return tuple(m for m in self.graph.messages if m.fields.get(SUM) is True and m.event is None)
-
-    def _sums(self, victim: str) -> Guarantees:
-        """Return the guarantees of exact sums whose summands carry Gaussian noise: the honest senders' noise adds up.
-
-        A view may know nothing but the sum of the victim's message and others'. It then learns the victim's message
-        through the noise of all summands. The noise of a message counts only under three conditions: the sender is no
-        member of the adversary, the view does not hold the message itself, and the view holds nothing else computed
-        from it. The last condition matters because the difference of two sums with a common summand hides less than
-        each sum. Noise must enter the sum as it was drawn: if another defence (rounding, say) acts on the message as
-        well, the message keeps its own guarantee and adds no noise to the sum's.
-
-        A victim's own noise may count in several sums. Let s be its own noise, and x and y the noise of others in two
-        sums. The view learns at most 1 / (s + xy / (x + y)) (squared signal over noise). The charge is never less: it
-        is 1 / (s + x) + 1 / (s + y).
-        """
-        guarantees = dict[int, Release | Unchanged | NoGuarantee]()
-        for m in self._sum_messages:
-            # Counts that do not change with the victim's data may decide the summands' weights.
-            inputs = named(m, self.graph.messages)
-            parts = [part for part in inputs if not isinstance(self._common.get(part.seq), Unchanged)]
-            shares = dict[str, tuple[int, Gaussian]]()
-            for part in parts:
-                event = self._common.get(part.seq)
-                alone = len(self.graph.messages[part.seq].defenses) <= 1  # the noise enters as it was drawn
-                if alone and isinstance(event, Gaussian) and event.count == 1:
-                    shares[part.sender] = (part.seq, event)
-            if victim not in shares or len({part.sender for part in parts}) != len(parts):
-                continue
-            _, own = shares.pop(victim)
-            variances = [own.scale**2]
-            for sender, (seq, event) in shares.items():
-                # Noise counts that this view knows only as part of one sum.
-                is_known = sender in self.members or seq in self.seen
-                if not is_known and self.graph.is_hidden_in(seq, m.seq, self._uses):
-                    variances.append(event.scale**2)
-            guarantees[m.seq] = Gaussian(
-                sensitivity=own.sensitivity,
-                scale=math.sqrt(math.fsum(variances)),
-                unit=self.unit,
-                relation=self.relation,
-                covers=("each-client",),
-            )
-        return guarantees
+        sums = list[Message]()
+        for m in self.graph.messages:
+            if m.fields.get(SUM) is True and m.event is None:
+                sums.append(m)
+        return tuple(sums)
 
     @cached_property
     def _uses(self) -> Mapping[int, frozenset[State]]:
         return self.graph.uses(self.seen)
-
-    def _costs(self, gates: Collection[int], victim: str) -> list[dict[int, float]]:
-        """Return, by order, the cost of each message that may be charged."""
-        worth = self.guarantees(victim)
-        curves: dict[int, Any] = {}
-        for seq in gates:
-            divergences = [np.zeros(len(ORDERS)), *map(curve, self._parts(seq, worth[seq]))]
-            curves[seq] = np.sum(divergences, axis=0)
-        costs = []
-        for order in _TRIED:
-            index = int(np.argmin(np.abs(ORDERS - order)))
-            costs.append({seq: float(values[index]) for seq, values in curves.items()})
-        return costs
 
     def charges(self, victim: str, ways: Sequence[frozenset[int]]) -> tuple[Charges, ...]:
         """Return the mechanisms that each way charges; every entry by itself bounds the view's cost to the victim."""
@@ -218,7 +228,8 @@ class EpsilonEntry:
         worth = self.guarantees(victim)
         bills = list[tuple[frozenset[int], Charges]]()
         for way in ways:
-            bills += [(way, self._tuned(charges)) for charges in self._charges(way, worth)]
+            for charges in self._charges(way, worth):
+                bills.append((way, self._tuned(charges)))
         return bills
 
     def _tuned(self, charges: Charges) -> Charges:
@@ -299,8 +310,10 @@ class EpsilonEntry:
         else:
             hidden.update(draws)
         if has_coins:  # a client may have been drawn in every round, so every round counts
-            sums = map(self._by_coins, self.graph.messages)
-            hidden.update(charge for charge in sums if charge is not None)
+            for message in self.graph.messages:
+                charge = self._by_coins(message)
+                if charge is not None:
+                    hidden[charge] += 1
         return [plain, hidden]
 
     def hides_coins(self, message: Message) -> bool:

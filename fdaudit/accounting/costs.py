@@ -91,13 +91,35 @@ def _epsilon(charged: tuple[tuple[Charge, int], ...], delta: float, pld: bool, c
     charges = dict(charged)
     if not charges:
         return Epsilon(value=0.0, accountant="nothing is charged")
-    if all(isinstance(c, Gaussian) for c in charges):
-        return _by_gaussian(charges, delta)
+    from dp_accounting import get_epsilon_gaussian
+    from dp_accounting.rdp import compute_epsilon
+
+    ratios = list[float]()
+    for charge, n in charged:
+        if isinstance(charge, Gaussian):
+            ratios.append(signal_to_noise(charge, n))
+    if len(ratios) == len(charged):
+        # Adaptively chosen Gaussian releases reveal no more than one release whose squared signal-to-noise ratio is the
+        # sum of theirs (Dong, Roth & Su 2019, Corollary 3.3). Its ε has a closed form (Balle & Wang 2018, Theorem 8).
+        ratio = math.hypot(*ratios)
+        noise = math.inf
+        if ratio:
+            noise = 1 / ratio
+        value = math.inf
+        if ratio < _LOUDEST:
+            with np.errstate(divide="ignore"):  # an ε so large that its δ is zero
+                value = float(get_epsilon_gaussian(noise, delta))
+        # The library solves for ε in floating point. The result is raised by a millionth.
+        return Epsilon(value=value * (1 + _SOLVED), accountant=by_library("Gaussian, in closed form"))
     bounds = list[Epsilon]()
     pure = _pure(charges)
     if math.isfinite(pure):
         bounds.append(Epsilon(value=pure, accountant="pure ε, added up"))
-    bounds.append(_by_renyi(charges, delta, coarse))
+    curves = list[Curve]()
+    for charge, n in charged:
+        curves.append(n * curve(charge, coarse))
+    value, order = compute_epsilon(list(ORDERS), list(np.sum(curves, axis=0)), delta)
+    bounds.append(Epsilon(value=float(value), accountant=by_library(f"RDP at order {order:g}")))
     composed = not any(isinstance(charge, Selected) for charge in charges)
     least = min(bound.value for bound in bounds)
     if pld and composed and least < _VACUOUS:
@@ -113,9 +135,28 @@ def _epsilon(charged: tuple[tuple[Charge, int], ...], delta: float, pld: bool, c
 def curve(charge: Charge, few: bool = False) -> Curve:
     """Return the read-only Rényi divergences of one charge at `ORDERS`, its count included."""
     if isinstance(charge, Drawn):
-        divergences = _drawn(charge)
+        import dp_accounting as dp
+        from dp_accounting.rdp import RdpAccountant
+
+        # Of clients drawn without replacement one has its whole data replaced (Wang, Balle & Kasiviswanathan 2019).
+        orders = ORDERS[ORDERS <= _SUMMED_UP_TO]
+        accountant = RdpAccountant(list(orders), dp.NeighboringRelation.REPLACE_ONE)
+        once = dp.GaussianDpEvent(charge.noise)
+        accountant.compose(
+            dp.SampledWithoutReplacementDpEvent(charge.clients, charge.drawn, once), charge.steps
+        )
+        divergences: Curve = np.full(len(ORDERS), np.inf)
+        divergences[: len(orders)] = accountant.rdp
+        divergences = np.minimum(divergences, charge.steps * curve(charge.gaussian))
     elif isinstance(charge, Selected):
-        divergences = _selected(charge, few)
+        # ε'(λ) = ε(λ) + 2 min over λ̂ of ((1 - 1/λ̂) ε(λ̂) + log(1/γ) / λ̂) + log E[K] / (λ - 1), where 1/γ = E[K]: the
+        # best of a geometric number of runs (Papernot & Steinke 2022, Theorem 2, η = 1).
+        one = np.sum([n * curve(part, few) for part, n in charge.charges], axis=0)
+        log_mean = math.log(charge.mean)
+        choice = 2 * float(np.min((1 - 1 / ORDERS) * one + log_mean / ORDERS))
+        divergences = one + choice + log_mean / (ORDERS - 1)
+        # Rényi divergences rise with the order, so a bound at a higher order holds at all lower ones.
+        divergences = np.minimum.accumulate(divergences[::-1])[::-1]
     elif isinstance(charge, Grouped):
         divergences = curve(charge.loudest, few)
     elif isinstance(charge, SampledGaussian) and charge.relation == "replace-one" and charge.sample_rate < 1:
@@ -195,37 +236,6 @@ def _plain(charge: SampledGaussian | Laplace | Gaussian) -> Any:
     return gaussian
 
 
-def _drawn(charge: Drawn) -> Curve:
-    """Return the curve of clients drawn without replacement, one of whom has its whole data replaced.
-
-    Source: Wang, Balle & Kasiviswanathan 2019.
-    """
-    import dp_accounting as dp
-    from dp_accounting.rdp import RdpAccountant
-
-    once = dp.GaussianDpEvent(charge.noise)
-    orders = ORDERS[ORDERS <= _SUMMED_UP_TO]
-    accountant = RdpAccountant(list(orders), dp.NeighboringRelation.REPLACE_ONE)
-    accountant.compose(dp.SampledWithoutReplacementDpEvent(charge.clients, charge.drawn, once), charge.steps)
-    divergences: Curve = np.full(len(ORDERS), np.inf)
-    divergences[: len(orders)] = accountant.rdp
-    return np.asarray(np.minimum(divergences, charge.steps * curve(charge.gaussian)))
-
-
-def _selected(charge: Selected, few: bool) -> Curve:
-    """Return the curve of the best of a geometric number of runs (Papernot & Steinke 2022, Theorem 2, η = 1).
-
-    ε'(λ) = ε(λ) + 2 min over λ̂ of ((1 - 1/λ̂) ε(λ̂) + log(1/γ) / λ̂) + log E[K] / (λ - 1), where 1/γ = E[K].
-    """
-    one = np.sum([n * curve(part, few) for part, n in charge.charges], axis=0)
-    log_mean = math.log(charge.mean)
-    choice = 2 * float(np.min((1 - 1 / ORDERS) * one + log_mean / ORDERS))
-    divergences = one + choice + log_mean / (ORDERS - 1)
-    # Rényi divergences rise with the order, so a bound at a higher order holds at all lower ones.
-    lowered: Curve = np.minimum.accumulate(divergences[::-1])[::-1]
-    return lowered
-
-
 def _pure(charges: Charges) -> float:
     """Return the pure ε of charges, added up; infinite if one has none."""
     terms = []
@@ -235,35 +245,6 @@ def _pure(charges: Charges) -> float:
             return math.inf
         terms.append(times * (charge.count * each))
     return math.fsum(terms)
-
-
-def _by_gaussian(charges: Charges, delta: float) -> Epsilon:
-    """Return ε of plain Gaussian releases, in closed form.
-
-    Adaptively chosen Gaussian releases reveal no more than one release whose squared signal-to-noise ratio is the sum
-    of theirs (Dong, Roth & Su 2019, Corollary 3.3). Its ε has a closed form (Balle & Wang 2018, Theorem 8).
-
-    The library solves for ε in floating point. The result is raised by a millionth.
-    """
-    from dp_accounting import get_epsilon_gaussian
-
-    ratio = math.hypot(*(signal_to_noise(c, n) for c, n in charges.items() if isinstance(c, Gaussian)))
-    noise = math.inf
-    if ratio:
-        noise = 1 / ratio
-    value = math.inf
-    if ratio < _LOUDEST:
-        with np.errstate(divide="ignore"):  # an ε so large that its δ is zero
-            value = float(get_epsilon_gaussian(noise, delta))
-    return Epsilon(value=value * (1 + _SOLVED), accountant=by_library("Gaussian, in closed form"))
-
-
-def _by_renyi(charges: Charges, delta: float, few: bool) -> Epsilon:
-    from dp_accounting.rdp import compute_epsilon
-
-    total = np.sum([n * curve(charge, few) for charge, n in charges.items()], axis=0)
-    value, order = compute_epsilon(list(ORDERS), list(total), delta)
-    return Epsilon(value=float(value), accountant=by_library(f"RDP at order {order:g}"))
 
 
 def _by_losses(charges: Charges, delta: float, above: float, coarser: int) -> Epsilon:

@@ -42,7 +42,9 @@ class DepartureRule:
         """Return the next message with what still counts of it."""
         if message.sender in self.parties:
             changed = True
-            fields = {name: value for name, value in message.fields.items() if name not in (DRAWN, SUM)}
+            fields = dict(message.fields)
+            fields.pop(DRAWN, None)
+            fields.pop(SUM, None)
             counted = replace(message, inputs=ALL, event=None, fields=fields)
         else:
             inputs = (message.sender,) if message.inputs == ALL else message.inputs
@@ -107,9 +109,11 @@ def unasked(messages: Sequence[Message], clients: Sequence[str]) -> str:
         messages: those of one round or more.
         clients: the clients to protect.
     """
-    silent = {(m.sender, m.round) for m in messages if m.kind == "silence"}
+    silent = set[tuple[str, int]]()
     answers = defaultdict[tuple[int, int, str], set[str]](set)
     for m in messages:
+        if m.kind == "silence":
+            silent.add((m.sender, m.round))
         if role(m.sender) == "client" and mechanisms(m):
             answers[m.round, m.step, m.kind].add(m.sender)
     for (round, step, kind), senders in answers.items():

@@ -72,8 +72,11 @@ def _unfit_draws(requests: Sequence[Message], messages: Sequence[Message], clien
     rules = {(answer.event, answer.kind, len(mechanisms(answer))) for answer, _ in answers}
     if len(rules) > 1 or any(count > 1 for _, _, count in rules):
         return "not all drawn clients release by the same rule"
-    unanswered = {(m.round, m.step, m.receivers, m.fields[DRAWN]): m.seq for m in requests}
-    if len({(m.round, m.step) for m in requests}) < len(requests):
+    unanswered, steps = dict[tuple[int, int, tuple[str, ...], int], int](), set[tuple[int, int]]()
+    for m in requests:
+        unanswered[m.round, m.step, m.receivers, m.fields[DRAWN]] = m.seq
+        steps.add((m.round, m.step))
+    if len(steps) < len(requests):
         return "a step draws more than one client"
     for answer, event in answers:
         seq = unanswered.pop((answer.round, answer.step, (answer.sender,), event.drawn_from), None)
@@ -87,10 +90,10 @@ def _unfit_draws(requests: Sequence[Message], messages: Sequence[Message], clien
 
 def silence(messages: Sequence[Message]) -> str:
     """Return which client was silent first, or an empty text."""
-    silent = next((m for m in messages if m.kind == "silence" and role(m.sender) == "client"), None)
-    if silent is None:
-        return ""
-    return f"{silent.sender} was silent in round {silent.round}, which shows when it was drawn"
+    for m in messages:
+        if m.kind == "silence" and role(m.sender) == "client":
+            return f"{m.sender} was silent in round {m.round}, which shows when it was drawn"
+    return ""
 
 
 def unfit_sums(messages: Sequence[Message], clients: int) -> str:
@@ -132,15 +135,19 @@ def _unfit_sum(whole: Message, messages: Sequence[Message], clients: int) -> str
         return "is not made inside a server"
     if whole.inputs == ALL:
         return "does not state its inputs"
-    inputs = named(whole, messages)
     here = (whole.sender, whole.round, whole.step)
-    requests = [m for m in inputs if DRAWN in m.fields and (m.sender, m.round, m.step) == here]
+    requests, answering = list[Message](), list[str]()
+    for m in named(whole, messages):
+        if DRAWN in m.fields and (m.sender, m.round, m.step) == here:
+            requests.append(m)
+        if role(m.sender) == "client":
+            answering.append(m.sender)
     if len(requests) != 1 or requests[0].fields[DRAWN] != event.clients:
         return "has no request of a draw on record"
     receivers = sorted(requests[0].receivers)
     if len(receivers) != event.drawn or any(role(party) != "client" for party in receivers):
         return f"asked {len(receivers)} parties, and {event.drawn} clients were drawn"
-    if sorted(m.sender for m in inputs if role(m.sender) == "client") != receivers:
+    if sorted(answering) != receivers:
         return "is not over one answer of each drawn client"
     return ""
 

@@ -83,7 +83,10 @@ class MessageGraph:
         self._inputs: dict[State, tuple[State, ...]] = {}
         self._last_region: _Region | None = None
         for seq, message in enumerate(self.messages):
-            later = [i for i in message.inputs if isinstance(i, int) and not 0 <= i < seq]
+            later = list[int]()
+            for i in message.inputs:
+                if isinstance(i, int) and not 0 <= i < seq:
+                    later.append(i)
             if message.seq != seq or later:
                 raise IntegrityError(
                     [f"message {message.seq} at place {seq}: inputs {later} do not come before it"]
@@ -215,7 +218,8 @@ class _Region:
         seen: the messages of the view, by `seq`.
         guarantees: by `seq`, the guarantee of each event.
         sources: the same messages as nodes.
-        edges: every node upstream of the view, with its covered and its uncovered inputs.
+        covered: the covered inputs of every node upstream of the view.
+        bare: the uncovered inputs of the same nodes.
         opened: the nodes that the view reaches without passing an event.
     """
 
@@ -224,31 +228,36 @@ class _Region:
     ) -> None:
         self.graph, self.seen, self.guarantees = graph, seen, guarantees
         self.sources = list(map(_message, sorted(seen)))
-        self.edges: dict[State, tuple[Sequence[State], Sequence[State]]] = {}
+        self.covered: dict[State, Sequence[State]] = {}
+        self.bare: dict[State, Sequence[State]] = {}
         pending = list(self.sources)
         while pending:
             state = pending.pop()
-            if state in self.edges:
+            if state in self.bare:
                 continue
             event = guarantees.get(_seq(state))
-            covered, bare = self.edges[state] = graph.split(state, _covers(event), victim)
+            covered, bare = graph.split(state, _covers(event), victim)
+            self.covered[state], self.bare[state] = covered, bare
             pending += [*covered, *bare]
-        self.opened = _reached(self.sources, {s: bare for s, (_, bare) in self.edges.items()})
+        self.opened = _reached(self.sources, self.bare)
 
     @cached_property
     def bare_users(self) -> Mapping[State, Sequence[State]]:
         """Map each node to the nodes that have it among their uncovered inputs."""
-        return _reversed({state: bare for state, (_, bare) in self.edges.items()})
+        return _reversed(self.bare)
 
     @cached_property
     def covered_users(self) -> Mapping[State, Sequence[State]]:
         """Map each node to the nodes that have it among their covered inputs."""
-        return _reversed({state: covered for state, (covered, _) in self.edges.items()})
+        return _reversed(self.covered)
 
     @cached_property
     def users(self) -> Mapping[State, Sequence[State]]:
         """Map each node to the nodes that have it among their inputs."""
-        return _reversed({state: [*covered, *bare] for state, (covered, bare) in self.edges.items()})
+        inputs: dict[State, Sequence[State]] = {}
+        for state, covered in self.covered.items():
+            inputs[state] = [*covered, *self.bare[state]]
+        return _reversed(inputs)
 
     @cached_property
     def leaks(self) -> Mapping[State, int]:
@@ -257,8 +266,7 @@ class _Region:
         for state in self.opened:
             if state.what != "message":
                 continue
-            _, bare = self.edges[state]
-            for below in bare:
+            for below in self.bare[state]:
                 if below.what == "data":
                     first[below] = min(first.get(below, state.number), state.number)
         return first
@@ -299,7 +307,11 @@ class _Cut:
     @cached_property
     def first(self) -> frozenset[int]:
         """Return the gates that the view meets first on its way to the data."""
-        return frozenset(_seq(s) for s in self._gates if s in self._region.opened)
+        seqs = list[int]()
+        for state in self._gates:
+            if state in self._region.opened:
+                seqs.append(_seq(state))
+        return frozenset(seqs)
 
     @cached_property
     def _reaching(self) -> set[State]:
@@ -320,31 +332,33 @@ class _Cut:
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-        states = [state for state in self._region.edges if state in self._reaching]
+        states = [state for state in self._region.bare if state in self._reaching]
         number = {state: n for n, state in enumerate(states)}
-        charged = set(self.gates)
         # Splitting each gate into two nodes turns its cost into the capacity of the edge between them.
         gates, finite = dict[State, int](), list[float]()
         for state in states:
-            if _seq(state) in charged:
+            if state in self._gates:
                 gates[state] = len(states) + len(gates)
                 if np.isfinite(costs[_seq(state)]):
                     finite.append(costs[_seq(state)])
         source = len(states) + len(gates)
         # The gates' sum stays below the capacity of edges that cannot be cut.
         scale = 2**28 / max(sum(finite), 1e-300)
-        endless = 2**30
-        edges = {(source, number[s]): endless for s in self._region.sources if s in number}
+        edges = dict[tuple[int, int], int]()
+        ends: list[tuple[int, Sequence[State]]] = [(source, self._region.sources)]
         for state in states:
-            covered, bare = self._region.edges[state]
-            edges |= {(number[state], number[s]): endless for s in bare if s in number}
+            ends.append((number[state], self._region.bare[state]))
             if state in gates:
                 price = costs[_seq(state)]
                 whole = 2**29
                 if np.isfinite(price):
                     whole = max(int(price * scale), 1)
                 edges[(number[state], gates[state])] = whole
-                edges |= {(gates[state], number[s]): endless for s in covered if s in number}
+                ends.append((gates[state], self._region.covered[state]))
+        for start, inputs in ends:
+            for below in inputs:
+                if below in number:
+                    edges[(start, number[below])] = 2**30
         rows, columns = np.array(list(edges)).T
         capacities = np.array(list(edges.values()), dtype=np.int32)
         capacity = csr_array((capacities, (rows, columns)), shape=(source + 1, source + 1))

@@ -119,7 +119,11 @@ def _label(clients: Holders, names: Sequence[str]) -> str:
     """Return the client's name if it is the same in every run, else each client with its run."""
     if len(set(clients)) == 1 and clients[0] is not None:
         return clients[0]
-    return ", ".join(f"{client} of {name}" for client, name in zip(clients, names, strict=True) if client)
+    of_runs = list[str]()
+    for client, name in zip(clients, names, strict=True):
+        if client:
+            of_runs.append(f"{client} of {name}")
+    return ", ".join(of_runs)
 
 
 def _combinations(worth: list[dict[str, Charges]]) -> tuple[list[dict[str, Charges]], list[Holders]]:
@@ -143,7 +147,9 @@ def _dearest(run: Mapping[str, Charges]) -> dict[str, Charges]:
     for client, charges in run.items():
         if any(_within(charges, other) for other in clients.values()):
             continue
-        clients = {name: other for name, other in clients.items() if not _within(other, charges)}
+        for name, other in list(clients.items()):
+            if _within(other, charges):
+                del clients[name]
         clients[client] = charges
     return clients
 

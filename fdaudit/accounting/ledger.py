@@ -89,9 +89,13 @@ class Ledger:
     @property
     def entry(self) -> LedgerEntry:
         """Return the ledger as a result holds it: an infinite ε becomes None."""
-        own = {f.name: getattr(self, f.name) for f in fields(Ledger) if f.name not in ("view", "epsilon")}
-        epsilon = self.epsilon if self.finite else None
-        return LedgerEntry(adversary=self.view, epsilon=epsilon, **own)
+        own: dict[str, Any] = {}
+        for member in fields(Ledger):
+            own[member.name] = getattr(self, member.name)
+        own["adversary"] = own.pop("view")
+        if not self.finite:
+            own["epsilon"] = None
+        return LedgerEntry(**own)
 
     def left(self, departs: str, number: int, worst: Ledger) -> AgainstActive:
         """Return what is left of the claim.
@@ -202,7 +206,11 @@ class Books:
 
     def __post_init__(self, messages: Iterable[Message]) -> None:
         recorded = tuple(messages)
-        self._departed = frozenset(m.sender for m in recorded if DEVIATION in m.fields)
+        deviating = list[str]()
+        for m in recorded:
+            if DEVIATION in m.fields:
+                deviating.append(m.sender)
+        self._departed = frozenset(deviating)
         self._choosing = frozenset[str]()
         self._recorded = tuple(departed(recorded, self._departed))
         self._graph = MessageGraph((*self._recorded, *(o.message for o in self.oracles)))
@@ -289,7 +297,9 @@ class Books:
         """
         if not ledger.finite or not ledger.contributions:
             return ()
-        rows = [self._against(ledger, name, [who], pld) for name, who in self.asking.items()]
+        rows = list[AgainstActive]()
+        for name, who in self.asking.items():
+            rows.append(self._against(ledger, name, [who], pld))
         clients = self.clients(ledger.view)
         if len(clients) < 2:
             return tuple(rows)
@@ -332,17 +342,24 @@ class Books:
     @property
     def asking(self) -> dict[str, tuple[str, ...]]:
         """Return the parties by role, without clients and the world, of the roles that hold something."""
+        by_role: dict[str, list[str]] = {}
+        for party in self.parties:
+            by_role.setdefault(role(party), []).append(party)
         asking: dict[str, tuple[str, ...]] = {}
         for party in self.parties:
             name = role(party)
             if name not in ("client", "world") and self._graph.held_by(party):
-                asking[name] = tuple(p for p in self.parties if role(p) == name)
+                asking[name] = tuple(by_role[name])
         return asking
 
     def clients(self, view: str) -> tuple[str, ...]:
         """Return the clients that are no members of an adversary."""
         members = members_of(view, self.parties)
-        return tuple(p for p in self.parties if role(p) == "client" and p not in members)
+        clients = list[str]()
+        for party in self.parties:
+            if role(party) == "client" and party not in members:
+                clients.append(party)
+        return tuple(clients)
 
     def accounts(self, view: str, *, unit: Unit = "record", relation: Relation | None = None) -> Accounts:
         """Return the charges of each client, before a δ is chosen.
@@ -366,7 +383,8 @@ class Books:
             causes = {victim: self._cause(leak, entry)["cause"] for victim, leak in leaks.items()}
             if cause := chosen(self._recorded, self._choosing, victims):
                 charges = {}
-                causes |= {victim: cause for victim in victims if victim not in causes}
+                for victim in victims:
+                    causes.setdefault(victim, cause)
         return Accounts(
             view=view,
             unit=unit,
@@ -385,7 +403,7 @@ class Books:
             remedy = "Give the dataset groups: a column `group`, `train_groups`, pictures or persons."
             raise SpecError("unit", unit, "needs to know which records belong together", remedy)
         members = members_of(view, self.parties)
-        seqs = []
+        seqs = list[int]()
         for m in self._recorded:
             overheard = EAVESDROPPER in members and any(r != m.sender for r in m.receivers)
             fixed = (m.kind, role(m.sender)) in self.fixed_sizes and m.sender not in self._departed
@@ -393,7 +411,9 @@ class Books:
             if any(p in members for p in m.parties()) or (overheard and telling):
                 seqs.append(m.seq)
         for asking in (members, self._departed):  # who departs may hand on what it is answered
-            seqs += [o.message.seq for o in self.oracles if o.open_to(asking, self.transport)]
+            for oracle in self.oracles:
+                if oracle.open_to(asking, self.transport):
+                    seqs.append(oracle.message.seq)
         seen = list(dict.fromkeys(seqs))
         return EpsilonEntry(
             graph=self._graph,

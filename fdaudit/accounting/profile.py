@@ -218,11 +218,14 @@ def _least(ways: Sequence[_Priced]) -> _Priced:
     """Return the least ε over ways at each δ, with the distribution of the way that is least at most δ."""
     table = np.array([way.epsilons for way in ways])
     least = np.argmin(table, axis=0)
+    accountants = list[str]()
+    for k, i in enumerate(least):
+        accountants.append(ways[i].accountants[k])
     often = int(np.argmax(np.bincount(least, minlength=len(ways))))
     return _Priced(
         client=ways[0].client,
         epsilons=np.min(table, axis=0),
-        accountants=tuple(ways[i].accountants[k] for k, i in enumerate(least)),
+        accountants=tuple(accountants),
         distribution=ways[often].distribution,
         charges=ways[often].charges,
     )

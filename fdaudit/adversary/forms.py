@@ -129,19 +129,18 @@ class Forms:
         return feature_width(module.extractor, self.architecture.input_shape)
 
     @cached_property
-    def _shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    def _shapes(self) -> tuple[Shapes, Shapes]:
         """Return the shapes of a whole model's parameters, and of all its tensors."""
         if self.architecture is None:
             return {}, {}
-        shapes = self.architecture.tensor_shapes
-        return self.architecture.parameter_shapes, {n: s for n, s in shapes.items() if not is_counter(n)}
+        return self.architecture.parameter_shapes, _without_counters(self.architecture.tensor_shapes)
 
     def _no_model(self, found: Shapes) -> str:
         """Return why tensors are not a whole model of the audited network; empty if they are."""
         if self.architecture is None:
             return ""
         needed, shapes = self._shapes
-        found = {n: shape for n, shape in found.items() if not is_counter(n)}
+        found = _without_counters(found)
         whole = f"a whole {self.architecture.name}"
         lacking = [n for n in needed if n not in found]
         strange = [n for n in found if n not in shapes]
@@ -160,20 +159,28 @@ class Forms:
         if self.architecture is None:
             return ""
         trained = self.architecture.trained_parameters
-        shapes = {n: s for n, s in self.architecture.parameter_shapes.items() if n in trained}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for parameter, shape in self.architecture.parameter_shapes.items():
+            if parameter in trained:
+                shapes[parameter] = shape
         for state in ("exp_avg", "momentum_buffer"):
-            names = [f"{state}/{parameter}" for parameter in shapes]
-            lacking = [name for name in names if name not in found]
-            if len(lacking) < len(names):
+            lacking: list[str] = []
+            for parameter in shapes:
+                name = f"{state}/{parameter}"
+                if name not in found:
+                    lacking.append(name)
+            if len(lacking) < len(shapes):
                 break
         else:
             return f"it has no exp_avg/ and no momentum_buffer/ of the {self.architecture.name}'s parameters"
         if lacking:
             return f"{_listed(lacking)} missing"
-        for name, shape in found.items():
+        for name, own_shape in found.items():
             state, _, parameter = name.partition("/")
-            if state != "step" and shape not in (None, shapes.get(parameter)):
-                return f"{name} is {shape}, its parameter {shapes.get(parameter, 'is none of the network')}"
+            if state != "step" and own_shape not in (None, shapes.get(parameter)):
+                return (
+                    f"{name} is {own_shape}, its parameter {shapes.get(parameter, 'is none of the network')}"
+                )
         return ""
 
     def _no_discriminator(self, found: Shapes) -> str:
@@ -186,18 +193,29 @@ class Forms:
         width = self._width
         if not width:
             return "the audited network has no extractor whose features a discriminator could judge"
-        expected: Shapes = {"bias": (1,), "weight": (1, width)}
+        expected: dict[str, tuple[int, ...] | None] = {"bias": (1,), "weight": (1, width)}
         if any(name.startswith("extractor.") for name in found):
+            expected = {"head.bias": (1,), "head.weight": (1, width)}
             _, shapes = self._shapes
-            extractor = {n: s for n, s in shapes.items() if n.startswith("extractor.")}
-            expected = {"head.bias": (1,), "head.weight": (1, width), **extractor}
-            found = {n: s for n, s in found.items() if not is_counter(n)}
+            for name, shape in shapes.items():
+                if name.startswith("extractor."):
+                    expected[name] = shape
+            found = _without_counters(found)
         if found.keys() != expected.keys() or any(s not in (None, expected[n]) for n, s in found.items()):
             return (
                 f"it is no layer from {width} features to one score (weight, bias), over the audited network's "
                 "extractor or one of its own of the same form"
             )
         return ""
+
+
+def _without_counters(shapes: Shapes) -> Shapes:
+    """Return the shapes of all tensors but counters."""
+    values: dict[str, tuple[int, ...] | None] = {}
+    for name, shape in shapes.items():
+        if not is_counter(name):
+            values[name] = shape
+    return values
 
 
 def forms_of(view: View, knowledge: Knowledge) -> Forms:
@@ -216,12 +234,15 @@ def legible(view: View, forms: Forms) -> View:
     Generators stay: who reads answers must know that there is one. Answers of a round whose generated samples cannot be
     read are left out with them, because nothing else tells which samples they are about.
     """
-    lost = {m.round for m in view.messages if m.kind == "generated_samples" and forms.misfit(m)}
+    unread_rounds = set[int]()
+    for message in view.messages:
+        if message.kind == "generated_samples" and forms.misfit(message):
+            unread_rounds.add(message.round)
 
     def read(m: Message) -> bool:
         if m.kind == "generator_parameters":
             return True
-        return not forms.misfit(m) and not (m.kind in ANSWERS and m.round in lost)
+        return not forms.misfit(m) and not (m.kind in ANSWERS and m.round in unread_rounds)
 
     messages = tuple(filter(read, view.messages))
     if len(messages) == len(view.messages):
@@ -246,8 +267,8 @@ def with_every_class(view: View, classes: int) -> View:
         kind = KINDS.get(message.kind)
         if kind is not None and kind.read_as and not forms.misfit(message):
             originals[message.seq] = message
-            tensors = {n: info for n, info in message.tensors.items() if n != "classes"}
-            rows = message.tensors["classes"].shape[0]
+            tensors = dict(message.tensors)
+            rows = tensors.pop("classes").shape[0]
             tensors["values"] = TensorInfo(dtype="F32", shape=(rows, classes))
             message = replace(message, kind=kind.read_as, tensors=tensors)
         messages.append(message)

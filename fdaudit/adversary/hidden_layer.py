@@ -84,7 +84,10 @@ def hidden_layer(architecture: Architecture) -> HiddenLayer | str:
         answers, answers_bias = "", None
     if answers_bias is None:
         return "does not end in a fully connected layer with a bias"
-    owners = [name for name, m in module.named_modules() if list(m.parameters(recurse=False))]
+    owners: list[str] = []
+    for name, part in module.named_modules():
+        if list(part.parameters(recurse=False)):
+            owners.append(name)
     before = owners[: owners.index(answers.rpartition(".")[0])]
     layer = module.get_submodule(before[-1]) if before else None
     if not _is_linear(layer):

@@ -73,4 +73,8 @@ class Knowledge:
 
     def declared(self) -> tuple[str, ...]:
         """Return the names of the fields that the adversary is assumed to have."""
-        return tuple(f.name for f in fields(self) if getattr(self, f.name) not in (None, 0))
+        names: list[str] = []
+        for field in fields(self):
+            if getattr(self, field.name) not in (None, 0):
+                names.append(field.name)
+        return tuple(names)

@@ -45,8 +45,10 @@ def every_class(tensors: Mapping[str, Tensor], read_as: str, classes: int) -> di
     else:
         left = (1 - values.sum(1, keepdim=True)) / max(classes - k, 1)
         rest = torch.minimum(left, values.amin(1, keepdim=True)).clamp_min(0)
-    spread = rest.expand(n, classes).scatter(1, named, values)
-    return {**{name: t for name, t in tensors.items() if name != "classes"}, "values": spread}
+    answers = dict(tensors)
+    del answers["classes"]
+    answers["values"] = rest.expand(n, classes).scatter(1, named, values)
+    return answers
 
 
 def only_top(values: Tensor, k: int, read_as: str) -> Tensor:

@@ -114,11 +114,11 @@ class View:
         self, kind: str | None = None, sender: str | None = None, round: int | None = None
     ) -> tuple[Message, ...]:
         """Return the messages of a kind, a sender and a round, in order of `seq`; None selects all."""
-        return tuple(
-            m
-            for m in self.messages
-            if kind in (None, m.kind) and sender in (None, m.sender) and round in (None, m.round)
-        )
+        matches: list[Message] = []
+        for m in self.messages:
+            if kind in (None, m.kind) and sender in (None, m.sender) and round in (None, m.round):
+                matches.append(m)
+        return tuple(matches)
 
     def tensors(self, message: Message) -> dict[str, Tensor]:
         """Return the tensors of a message of this view after a check of its digest, as `weights_of` reads them.
@@ -150,10 +150,14 @@ class View:
         stated = self.hyperparameters.get("defenses", ())
         original = self.originals.get(message.seq, message)
         key = (original.kind, role(message.sender))
-        found = message.defenses or tuple(d["described"] for d in stated if (d["kind"], d["sender"]) == key)
+        defenses = list(message.defenses)
+        if not defenses:
+            for entry in stated:
+                if (entry["kind"], entry["sender"]) == key:
+                    defenses.append(entry["described"])
         if original is message:
-            return found
-        return ({"name": "top-answers", "k": original.tensors["classes"].shape[1]}, *found)
+            return tuple(defenses)
+        return ({"name": "top-answers", "k": original.tensors["classes"].shape[1]}, *defenses)
 
 
 def view_of(
@@ -316,14 +320,17 @@ def open_view(directory: Path, sha256: str | None = None) -> View:
                 raise ValueError(f"{name} is not as long as the payloads in it")
             for _ in _pieces(directory, name, files[name]):
                 pass
-        records = {p: decode(_content(directory, name, files[name])) for p, name in own.items()}
+        own_data: dict[str, tuple[Tensor, Tensor]] = {}
+        for party, name in own.items():
+            tensors = decode(_content(directory, name, files[name]))
+            own_data[party] = (tensors["x"], tensors["y"])
         return View(
             name=card["name"],
             members=tuple(card["members"]),
             parties=tuple(card["parties"]),
             hyperparameters=card["hyperparameters"],
             messages=messages,
-            own_data={party: (tensors["x"], tensors["y"]) for party, tensors in records.items()},
+            own_data=own_data,
             sizes=tuple(card["sizes"]),
             directory=directory,
         )

@@ -155,26 +155,37 @@ def _check_files(
     """Compare the tree with the listing, and with the statement's subjects, one of which is the listing."""
     try:
         listing = read_listing(read_bounded(bundle / FILES), FILES)
-        there = {path: entry for path, entry in files.items() if path not in (STATEMENT, FILES)}
+        there = dict(files)
+        there.pop(STATEMENT, None)
+        there.pop(FILES, None)
         outcome.findings += differences(listing, there, FILES)
-        above = {path.rsplit("/", n)[0] for path in listing for n in range(1, path.count("/") + 1)}
-        outcome.findings += [f"{folder}/ holds no listed file" for folder in sorted(folders - above)]
+        above = set[str]()
+        for path in listing:
+            for n in range(1, path.count("/") + 1):
+                above.add(path.rsplit("/", n)[0])
+        for folder in sorted(folders - above):
+            outcome.findings.append(f"{folder}/ holds no listed file")
     except IntegrityError as error:
         outcome.findings += error.findings
     if statement is not None:
-        digests = {path: entry.sha256 for path, entry in files.items() if path != STATEMENT}
+        digests = dict[str, str]()
+        for path, entry in files.items():
+            if path != STATEMENT:
+                digests[path] = entry.sha256
         outcome.findings += differences(statement.subjects, digests, "the statement")
 
 
 def differences(due: Any, found: Any, by: str) -> list[str]:
     """Return a sentence for each path that is missing, was added, or has another value than is due."""
-    differences = [f"{path} is missing, though {by} lists it" for path in sorted(due.keys() - found.keys())]
-    differences += [f"{path} is not listed by {by}" for path in sorted(found.keys() - due.keys())]
-    return differences + [
-        f"{path} is not the file that {by} lists"
-        for path in sorted(due.keys() & found.keys())
-        if due[path] != found[path]
-    ]
+    differences = list[str]()
+    for path in sorted(due.keys() - found.keys()):
+        differences.append(f"{path} is missing, though {by} lists it")
+    for path in sorted(found.keys() - due.keys()):
+        differences.append(f"{path} is not listed by {by}")
+    for path in sorted(due.keys() & found.keys()):
+        if due[path] != found[path]:
+            differences.append(f"{path} is not the file that {by} lists")
+    return differences
 
 
 # -- the run --------------------------------------------------------------------------------------------------

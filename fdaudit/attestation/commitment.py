@@ -58,14 +58,14 @@ def check_vault(vault: Path, stated: Mapping[str, Any], manifest: Mapping[str, A
     Returns:
         One sentence for each defect; empty when there is none.
     """
-    missing = []
+    missing = list[str]()
     for name in stated["files"]:
         path = vault / name
         above = [path, *path.parents[: len(Path(name).parts) - 1]]
         if not path.is_file() or any(p.is_symlink() for p in above):
-            missing.append(name)
+            missing.append(f"vault: {name} is missing, or no regular file")
     if missing:
-        return [f"vault: {name} is missing, or no regular file" for name in missing]
+        return missing
     try:
         secrets = Vault(vault).secrets
         commitment = _digest(secrets, [digest(vault, name) for name in stated["files"]])
@@ -88,9 +88,15 @@ def check_truth(vault: Path, manifest: Mapping[str, Any]) -> list[str]:
             commitments[name] = secrets.commit(name, tensor.numpy().tobytes())
     except (FdauditError, OverflowError, ValueError) as error:
         return [f"vault: {error}"]
-    due = {name for name in stated if name == "seed" or name.startswith(_SPLIT)}
-    wrong = sorted(name for name in due | commitments.keys() if stated.get(name) != commitments.get(name))
-    return [f"vault: its {name} is not the one that the run's manifest commits to" for name in wrong]
+    names = set(commitments)
+    for name in stated:
+        if name == "seed" or name.startswith(_SPLIT):
+            names.add(name)
+    findings = list[str]()
+    for name in sorted(names):
+        if stated.get(name) != commitments.get(name):
+            findings.append(f"vault: its {name} is not the one that the run's manifest commits to")
+    return findings
 
 
 def _digest(secrets: Secrets, entries: list[ListedFile]) -> str:

@@ -57,15 +57,6 @@ def tool() -> dict[str, Any]:
     `source_sha256` is the digest of the canonical list of the installed files' paths and digests.
     """
     installed = distribution("fdaudit")
-    return {
-        "name": "fdaudit",
-        "version": installed.version,
-        "commit": _installed_commit() or _checked_out(Path(__file__).resolve().parents[2]),
-        "source_sha256": _source_digest(),
-    }
-
-
-def _source_digest() -> str:
     digests = {}
     for package in _PACKAGES:
         spec = importlib.util.find_spec(package)
@@ -74,7 +65,12 @@ def _source_digest() -> str:
                 if path.is_file() and path.suffix != ".pyc":
                     name = f"{package.replace('.', '/')}/{path.relative_to(folder).as_posix()}"
                     digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return hashlib.sha256(canonical(digests)).hexdigest()
+    return {
+        "name": "fdaudit",
+        "version": installed.version,
+        "commit": _installed_commit() or _checked_out(Path(__file__).resolve().parents[2]),
+        "source_sha256": hashlib.sha256(canonical(digests)).hexdigest(),
+    }
 
 
 def _installed_commit() -> str | None:

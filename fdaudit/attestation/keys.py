@@ -146,7 +146,20 @@ def own_key(ask: Callable[[], str | None] = lambda: None) -> Ed25519PrivateKey:
     path = own_key_path()
     try:
         if not os.path.lexists(path):
-            _make_key(path)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+            key = Ed25519PrivateKey.generate()
+            text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                with suppress(FileExistsError):  # another process was first: its key counts
+                    os.link(temporary, path)
+            finally:
+                temporary.unlink()
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError as error:
         problem = f"cannot be made or read ({error.strerror})"
@@ -155,24 +168,6 @@ def own_key(ask: Callable[[], str | None] = lambda: None) -> Ed25519PrivateKey:
         problem = f"can be read or changed by other users (mode {mode:04o})"
         raise UsageError("sign", str(path), problem, f"Run `chmod 600 {path}`, or make another key.")
     return private_key(path, ask)
-
-
-def _make_key(path: Path) -> None:
-    """Write a new key under a temporary name, and give it its own name unless another process was first."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    key = Ed25519PrivateKey.generate()
-    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):  # another process was first: its key counts
-            os.link(temporary, path)
-    finally:
-        temporary.unlink()
 
 
 def public_pem(key: Ed25519PublicKey) -> bytes:

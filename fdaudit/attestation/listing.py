@@ -170,8 +170,12 @@ def refuse_paths(paths: list[str], what: str, by: str) -> None:
     Raises:
         IntegrityError: `what` lists such paths.
     """
-    if unsafe := [path for path in paths if not is_safe(path)]:
-        raise IntegrityError([f"{what} names a path that is refused: {path[:200]!r}" for path in unsafe[:10]])
+    unsafe = list[str]()
+    for path in paths:
+        if not is_safe(path):
+            unsafe.append(f"{what} names a path that is refused: {path[:200]!r}")
+    if unsafe:
+        raise IntegrityError(unsafe[:10])
     if paths != sorted(set(paths)):
         raise IntegrityError([f"{what} is not sorted by {by}, or names a file twice"])
 

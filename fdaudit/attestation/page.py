@@ -42,7 +42,8 @@ def reports(run: Path) -> dict[str, bytes]:
     page = render_report(result, run, timings, provenance=provenance)
     data = report_json(result, timings, provenance=provenance)
     appendix = render_appendix(result, run, timings, provenance=provenance)
-    return {name: text.encode("utf-8") for name, text in zip(REPORTS, (page, data, appendix), strict=True)}
+    texts = (page.encode("utf-8"), data.encode("utf-8"), appendix.encode("utf-8"))
+    return dict(zip(REPORTS, texts, strict=True))
 
 
 def check_reports(bundle: Path, run: str, environment_file: str) -> tuple[list[str], list[str]]:
@@ -65,8 +66,11 @@ def check_reports(bundle: Path, run: str, environment_file: str) -> tuple[list[s
         due = reports(bundle / run)
     except (FdauditError, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         return [f"{run}/{REPORT} cannot be made again: {str(error)[:300]}"], []
-    changed = [name for name in there if (bundle / run / name).read_bytes() != due[name]]
-    return [f"{run}/{name} is not the report of the result beside it" for name in changed], []
+    findings = list[str]()
+    for name in there:
+        if (bundle / run / name).read_bytes() != due[name]:
+            findings.append(f"{run}/{name} is not the report of the result beside it")
+    return findings, []
 
 
 def _writer(stated: Any) -> tuple[Any, ...]:

@@ -111,11 +111,13 @@ def _pages(run: Run, signer: str) -> dict[str, bytes]:
 
 def _statement(bundle: Path, names: list[str], source: Path, secrets: Secrets) -> bytes:
     manifest = read_manifest(source)
-    listed = [digest(bundle, name) for name in names]
+    subjects = list[dict[str, Any]]()
+    for name in names:
+        subjects.append({"name": name, "digest": {"sha256": digest(bundle, name).sha256}})
     return canonical(
         {
             "_type": STATEMENT_TYPE,
-            "subject": [{"name": e.path, "digest": {"sha256": e.sha256}} for e in listed],
+            "subject": subjects,
             "predicateType": PREDICATE_TYPE,
             "predicate": {
                 "auditor_only": False,
@@ -174,7 +176,12 @@ def verify_public(bundle: Path, *, key: Ed25519PublicKey | None = None, vault: P
         return outcome
     try:
         if key is None:
-            key = _own_key(bundle)
+            from .keys import public_key
+
+            try:
+                key = public_key(bundle / KEY)
+            except UsageError as error:
+                raise IntegrityError([f"{KEY} {error.problem}"]) from None
             outcome.notes.append("The key is the one in the evidence. Compare its id with the signer's own.")
         envelope = open_envelope(read_bounded(bundle / STATEMENT), STATEMENT)
         check_signature(envelope, key, outcome)
@@ -182,20 +189,14 @@ def verify_public(bundle: Path, *, key: Ed25519PublicKey | None = None, vault: P
     except IntegrityError as error:
         outcome.findings += error.findings
         return outcome
-    digests = {path: entry.sha256 for path, entry in files.items() if path != STATEMENT}
+    digests = dict[str, str]()
+    for path, entry in files.items():
+        if path != STATEMENT:
+            digests[path] = entry.sha256
     outcome.findings += differences(subjects, digests, "the statement")
     if vault is not None:
         outcome.findings += _against_the_run(vault, predicate)
     return outcome
-
-
-def _own_key(bundle: Path) -> Ed25519PublicKey:
-    from .keys import public_key
-
-    try:
-        return public_key(bundle / KEY)
-    except UsageError as error:
-        raise IntegrityError([f"{KEY} {error.problem}"]) from None
 
 
 def _read(payload: bytes) -> tuple[dict[str, str], dict[str, Any]]:

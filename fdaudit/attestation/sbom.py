@@ -73,11 +73,15 @@ def _component(installed: Distribution, kind: str) -> dict[str, Any]:
     # The licence that it states: an SPDX expression, else its classifiers.
     expressions = installed.metadata.get_all("License-Expression")
     classifiers = installed.metadata.get_all("Classifier") or ()
-    names = dict.fromkeys(text.rpartition(" :: ")[2] for text in classifiers if text.startswith(_LICENSE))
+    licenses = list[dict[str, Any]]()
+    for text in classifiers:
+        entry = {"license": {"name": text.rpartition(" :: ")[2]}}
+        if text.startswith(_LICENSE) and entry not in licenses:
+            licenses.append(entry)
     if expressions:
-        component["licenses"] = [{"expression": expressions[0]}]
-    elif names:
-        component["licenses"] = [{"license": {"name": name}} for name in names]
+        licenses = [{"expression": expressions[0]}]
+    if licenses:
+        component["licenses"] = licenses
     return component
 
 
@@ -147,4 +151,8 @@ def _requirements(part: ClosurePart) -> Iterator[tuple[str, set[str]]]:
         conditions = set(map(normalised, _EXTRA.findall(marker or "")))
         if conditions and conditions.isdisjoint(part.extras):
             continue
-        yield normalised(name), {normalised(extra) for extra in (extras or "").split(",") if extra.strip()}
+        extras_of = set[str]()
+        for extra in (extras or "").split(","):
+            if extra.strip():
+                extras_of.add(normalised(extra))
+        yield normalised(name), extras_of

@@ -90,7 +90,7 @@ def facts(run: Path, predicate_type: str = PREDICATE_TYPE) -> dict[str, Any]:
         for name in ("head", "messages", "spec_sha256"):
             if getattr(result.run, name) != manifest[name]:
                 raise IntegrityError([f"{_RESULT} and {MANIFEST} differ in {name}: they are not of one run"])
-        outcomes = sorted(path for path in (run / "attacks").glob("*.json") if path.is_file())
+        outcomes = sorted(filter(Path.is_file, (run / "attacks").glob("*.json")))
         if stored["cells"] != list(map(load_json, outcomes)):
             raise IntegrityError(
                 [f"{_RESULT} does not have the cells that lie in attacks/: conclude the run anew"]
@@ -141,11 +141,13 @@ def write_statement(files: Iterable[ListedFile], said: Mapping[str, Any], own: M
         said: the run's `facts`.
         own: `tool`, `vault` and `written`.
     """
-    ordered = sorted(files, key=lambda entry: entry.path)
+    subjects = list[dict[str, Any]]()
+    for entry in sorted(files, key=lambda entry: entry.path):
+        subjects.append({"name": entry.path, "digest": {"sha256": entry.sha256}})
     return canonical(
         {
             "_type": STATEMENT_TYPE,
-            "subject": [{"name": e.path, "digest": {"sha256": e.sha256}} for e in ordered],
+            "subject": subjects,
             "predicateType": PREDICATE_TYPE,
             "predicate": dict(said) | {name: own[name] for name in _OWN},
         }
@@ -166,9 +168,21 @@ def read_statement(payload: bytes, name: str) -> Statement:
         raise IntegrityError([f"{name}: _type is not {STATEMENT_TYPE}"])
     if predicate_type not in (PREDICATE_TYPE, _FIRST_TYPE):
         raise IntegrityError([f"{name}: predicateType is neither {PREDICATE_TYPE} nor {_FIRST_TYPE}"])
-    return Statement(
-        subjects_of(value["subject"], name), _predicate(value["predicate"], name), predicate_type
-    )
+    subjects, predicate = subjects_of(value["subject"], name), value["predicate"]
+    fields = {*_OWN, *_FACTS}
+    if not isinstance(predicate, dict) or predicate.keys() != fields:
+        odd = sorted(fields ^ predicate.keys()) if isinstance(predicate, dict) else sorted(fields)
+        raise IntegrityError(
+            [f"{name}: predicate lacks, or has beside its own fields: {', '.join(odd)[:300]}"]
+        )
+    if not (isinstance(predicate["written"], str) and _TIME.fullmatch(predicate["written"])):
+        raise IntegrityError([f"{name}: predicate.written is no time"])
+    vault, tool = predicate["vault"], predicate["tool"]
+    if not isinstance(vault, dict) or vault.keys() != {"commitment", "files"} or not _is_committed(vault):
+        raise IntegrityError([f"{name}: predicate.vault is no commitment"])
+    if not isinstance(tool, dict) or tool.keys() != {"name", "version", "commit", "source_sha256"}:
+        raise IntegrityError([f"{name}: predicate.tool does not say which fdaudit it was"])
+    return Statement(subjects, predicate, predicate_type)
 
 
 def subjects_of(listed: Any, name: str) -> dict[str, str]:
@@ -192,23 +206,6 @@ def _is_subject(value: Any) -> bool:
         and value["digest"].keys() == {"sha256"}
         and is_digest(value["digest"]["sha256"])
     )
-
-
-def _predicate(value: Any, name: str) -> dict[str, Any]:
-    fields = {*_OWN, *_FACTS}
-    if not isinstance(value, dict) or value.keys() != fields:
-        odd = sorted(fields ^ value.keys()) if isinstance(value, dict) else sorted(fields)
-        raise IntegrityError(
-            [f"{name}: predicate lacks, or has beside its own fields: {', '.join(odd)[:300]}"]
-        )
-    if not (isinstance(value["written"], str) and _TIME.fullmatch(value["written"])):
-        raise IntegrityError([f"{name}: predicate.written is no time"])
-    vault, tool = value["vault"], value["tool"]
-    if not isinstance(vault, dict) or vault.keys() != {"commitment", "files"} or not _is_committed(vault):
-        raise IntegrityError([f"{name}: predicate.vault is no commitment"])
-    if not isinstance(tool, dict) or tool.keys() != {"name", "version", "commit", "source_sha256"}:
-        raise IntegrityError([f"{name}: predicate.tool does not say which fdaudit it was"])
-    return value
 
 
 def _is_committed(vault: Mapping[str, Any]) -> bool:

@@ -64,4 +64,8 @@ def contained(
         for larger in candidates:
             if contains(by_name[larger], view):
                 contents[larger].append(name)
-    return tuple(ViewRow(adversary=name, contains=tuple(names)) for name, names in contents.items())
+    rows = []
+    for name, names in contents.items():
+        row = ViewRow(adversary=name, contains=tuple(names))
+        rows.append(row)
+    return tuple(rows)

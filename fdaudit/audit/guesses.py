@@ -62,8 +62,11 @@ class GuessFile(Config):
             raise ValueError(
                 f"holds {kinds} kinds of guesses. Give exactly one kind, and one guess at least."
             )
-        victims = [entry.target for entry in self.entries]
-        files = [getattr(entry, entry.file) for entry in self.entries if entry.file]
+        victims, files = [], []
+        for entry in self.entries:
+            victims.append(entry.target)
+            if entry.file:
+                files.append(getattr(entry, entry.file))
         for what, names in (("victim", victims), ("file", files)):
             if len(set(names)) < len(names):
                 remedy = "Give each victim one guess, with a file of its own."
@@ -73,7 +76,10 @@ class GuessFile(Config):
     @property
     def goal(self) -> str:
         """Return the name of the goal of the guesses."""
-        return next(goal.name for goal in SUBMITTED if getattr(self, goal.key))
+        for goal in SUBMITTED:  # one of them is there
+            if getattr(self, goal.key):
+                break
+        return goal.name
 
     @property
     def entries(self) -> tuple[Submission, ...]:
@@ -145,4 +151,8 @@ def to_guesses(given: GuessFile, folder: Path, shape: tuple[int, ...]) -> tuple[
             raise UsageError(field, name, f"cannot be read ({error})", remedy) from None
 
     place = f"guesses.{GOALS[given.goal].key}"
-    return tuple(entry.guess(read, f"{place}.{i}", shape) for i, entry in enumerate(given.entries))
+    guesses = []
+    for i, entry in enumerate(given.entries):
+        guess = entry.guess(read, f"{place}.{i}", shape)
+        guesses.append(guess)
+    return tuple(guesses)

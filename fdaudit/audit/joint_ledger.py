@@ -95,14 +95,36 @@ class JointRuns:
         self.names = tuple(run.directory.resolve().name for run in runs)
         if len(set(self.names)) < len(runs):
             self.names = tuple(str(run.directory) for run in runs)
-        self._refuse_one_record_twice()
-        self._refuse_shared_noise()
+        names_by_head = dict[str, str]()
+        for run, name in zip(self._runs, self.names, strict=True):
+            head = str(read_manifest(run.directory)["head"])
+            earlier = names_by_head.get(head)
+            names_by_head[head] = name
+            if earlier is None:
+                continue
+            problem = "is given twice" if earlier == name else f"has the same record as {earlier}"
+            remedy = "Give each run once: its copy tells nothing new."
+            raise RunError("run", str(run.directory), problem, remedy)
+        names_by_salt = dict[str, str]()
+        for run, name in zip(self._runs, self.names, strict=True):
+            first = next(iter(read_messages(run.directory / "transcript")), None)
+            if first is None or not first.salt:
+                continue
+            if first.salt in names_by_salt:  # salts and noise come from one key
+                problem = f"draws its noise from the same stream as {names_by_salt[first.salt]}"
+                remedy = "Run one of them anew: noise that two releases share protects neither."
+                raise RunError("run", str(run.directory), problem, remedy)
+            names_by_salt[first.salt] = name
 
     @cached_property
     def views(self) -> tuple[str, ...]:
         """Return the adversaries whose ledgers every run shows."""
         first, *others = (run.views for run in self._runs)
-        return tuple(view for view in first if all(view in other for other in others))
+        views = []
+        for view in first:
+            if all(view in other for other in others):
+                views.append(view)
+        return tuple(views)
 
     def ledger(
         self,
@@ -143,7 +165,19 @@ class JointRuns:
             group = [parties.get(name, ()) for parties in asking]
             yield self._left(entry, name, [group])
         victims = dearest(accounts.accounts, entry.victim, entry.delta)
-        groups = [self._others(entry, accounts.holders[victim]) for victim in victims]
+        groups = []
+        for victim in victims:
+            others = []  # by run the clients that do not hold the record, without members of the adversary
+            for run, holder in zip(self._runs, accounts.holders[victim], strict=True):
+                clients = run.books.clients(entry.view)
+                # Where a bound stands for too many combinations (`joined`), the run's own worst client holds it.
+                if holder is not None and holder not in clients:
+                    alone = run.books.ledger(
+                        entry.view, delta=entry.delta, unit=entry.unit, relation=entry.relation
+                    )
+                    holder = alone.victim
+                others.append(tuple(client for client in clients if client != holder))
+            groups.append(others)
         most = max(map(len, groups[0]))
         if not most:
             return
@@ -155,22 +189,6 @@ class JointRuns:
             if one.epsilon is None:
                 return
         yield every
-
-    def _others(self, entry: JointLedger, holders: Holders) -> list[tuple[str, ...]]:
-        """Return by run the clients that do not hold a record, without members of the adversary.
-
-        Where a bound stands for too many combinations (`joined`), the run's own worst client holds it.
-        """
-        others = []
-        for run, holder in zip(self._runs, holders, strict=True):
-            clients = run.books.clients(entry.view)
-            if holder is not None and holder not in clients:
-                alone = run.books.ledger(
-                    entry.view, delta=entry.delta, unit=entry.unit, relation=entry.relation
-                )
-                holder = alone.victim
-            others.append(tuple(client for client in clients if client != holder))
-        return others
 
     def _left(
         self, entry: JointLedger, name: str, groups: Sequence[Sequence[tuple[str, ...]]]
@@ -229,10 +247,12 @@ class JointRuns:
             accounts = books.accounts(view, unit=unit, relation=relation or books.choices.relation)
             relation = accounts.relation
             # Without ε for clients whose records another run gives to adversaries.
-            reasons = self._handed_out[number]
-            causes = {client: why for client, why in reasons.items() if client in accounts.charges}
-            charges = {client: ways for client, ways in accounts.charges.items() if client not in reasons}
-            of_runs.append(replace(accounts, charges=charges, causes={**accounts.causes, **causes}))
+            charges, causes = dict(accounts.charges), dict(accounts.causes)
+            for client, why in self._handed_out[number].items():
+                if client in charges:
+                    del charges[client]
+                    causes[client] = why
+            of_runs.append(replace(accounts, charges=charges, causes=causes))
         joint = joined(of_runs, self.names, holders, delta)
         if holders is None:
             matching = _UNMATCHED.format(unit=unit)
@@ -265,7 +285,11 @@ class JointRuns:
                 table[split.train.numpy(), column] = client
         names = dict(enumerate(f"client/{k}" for k in range(table.max() + 1)))
         rows = np.unique(table[(table >= 0).any(axis=1)], axis=0)
-        return tuple(tuple(map(names.get, row)) for row in rows.tolist())
+        combinations = []
+        for row in rows.tolist():
+            holders = map(names.get, row)
+            combinations.append(tuple(holders))
+        return tuple(combinations)
 
     @cached_property
     def _handed_out(self) -> tuple[dict[str, str], ...]:
@@ -313,31 +337,6 @@ class JointRuns:
         if origins is not None:
             origins = origins[index]
         return _identities(dataset.x[index], origins)
-
-    def _refuse_one_record_twice(self) -> None:
-        names_by_head = dict[str, str]()
-        for run, name in zip(self._runs, self.names, strict=True):
-            head = str(read_manifest(run.directory)["head"])
-            earlier = names_by_head.get(head)
-            names_by_head[head] = name
-            if earlier is None:
-                continue
-            problem = "is given twice" if earlier == name else f"has the same record as {earlier}"
-            remedy = "Give each run once: its copy tells nothing new."
-            raise RunError("run", str(run.directory), problem, remedy)
-
-    def _refuse_shared_noise(self) -> None:
-        """Refuse runs whose first messages have the same salt: salts and noise come from one key."""
-        names_by_salt = dict[str, str]()
-        for run, name in zip(self._runs, self.names, strict=True):
-            first = next(iter(read_messages(run.directory / "transcript")), None)
-            if first is None or not first.salt:
-                continue
-            if first.salt in names_by_salt:
-                problem = f"draws its noise from the same stream as {names_by_salt[first.salt]}"
-                remedy = "Run one of them anew: noise that two releases share protects neither."
-                raise RunError("run", str(run.directory), problem, remedy)
-            names_by_salt[first.salt] = name
 
 
 def joint_entry(joint: Joint, names: Sequence[str], delta: float, warnings: tuple[str, ...]) -> JointLedger:

@@ -84,12 +84,15 @@ class _Terms(Config):
                 _Answers(message=line, asked_by=asked_by, heard_by=heard_by, queries=oracle.queries)
             )
         counts = [len(case.records(client)[1]) for client in case.clients]
-        revealing = [m for m in case.declared_messages if "reveals" in m]
+        reveals = []
+        for m in case.declared_messages:
+            if "reveals" in m:
+                reveals.append((m["kind"], m["from"], m["reveals"]))
         others = [party for party in case.parties if role(party) != "client"]
         return cls(
             parties=case.parties,
             transport=case.charged_transport,
-            reveals=tuple((m["kind"], m["from"], m["reveals"]) for m in revealing),
+            reveals=tuple(reveals),
             records=min(filter(None, counts), default=None),
             oracles=tuple(answers),
             fixed_sizes=tuple(sorted(fixed_sizes(case))),

@@ -100,7 +100,10 @@ def export_view(run: Run, adversary: str, out: Path | str, *, challenges: bool =
         if issued:
             run.opened.vault.note_handed_out(issued)
             if case.imported is not None:  # a site that scores guesses about these records has no such run
-                note_handed_out(name for client in issued for name in case.imported.names_of(client))
+                names: list[str] = []
+                for client in issued:
+                    names += case.imported.names_of(client)
+                note_handed_out(names)
     target.chmod(0o755)  # for others to read, but only when it is complete
     return target
 

@@ -121,7 +121,10 @@ class _RunningProtocol:
             return round.models
         if round.index % self.case.spec.evaluate_every:
             return {}
-        shared = {party: model for party, model in round.models.items() if not party.startswith("client/")}
+        shared = dict(round.models)
+        for party in round.models:
+            if party.startswith("client/"):
+                del shared[party]
         return shared or round.models
 
 

@@ -153,7 +153,11 @@ def _kept(vault: Vault, name: str, part: type[_P], again: str) -> tuple[_P, ...]
     if not path.exists() and not path.is_symlink():
         return ()
     try:
-        return tuple(validate(part, one, name) for one in load_json(path)[what])
+        parts = []
+        for one in load_json(path)[what]:
+            checked = validate(part, one, name)
+            parts.append(checked)
+        return tuple(parts)
     except (IntegrityError, OSError, SpecError, KeyError, TypeError):
         raise RunError(name, str(path), f"holds no {what}", f"Remove the file, and {again}.") from None
 
@@ -259,10 +263,10 @@ def _run_card(run: RunDirectory, silences: tuple[Silence, ...], status: str) -> 
     spec, protocol, execution = case.spec, case.protocol, case.execution
     commitments = manifest["commitments"]
     changed = Counter(message.sender for message in run.messages if DEVIATION in message.fields)
-    departures = tuple(
-        Departure(party=entry.party, name=entry.name, messages=changed[entry.party])
-        for entry in spec.deviations
-    )
+    departures = []
+    for entry in spec.deviations:
+        departure = Departure(party=entry.party, name=entry.name, messages=changed[entry.party])
+        departures.append(departure)
     recording = None
     if manifest.get("recording") is not None:
         recording = _recording(run, manifest["recording"])
@@ -288,7 +292,7 @@ def _run_card(run: RunDirectory, silences: tuple[Silence, ...], status: str) -> 
         model=model,
         client_models=tuple(m.name for m in spec.client_models),
         silences=silences,
-        departures=departures,
+        departures=tuple(departures),
         parameters=parameters,
         head=manifest["head"],
         messages=manifest["messages"],
@@ -311,9 +315,11 @@ def _run_card(run: RunDirectory, silences: tuple[Silence, ...], status: str) -> 
 
 def _recording(run: RunDirectory, stated: Mapping[str, Any]) -> Recording:
     """Return what the manifest says of a recording, with the members that no message used."""
-    uses = None
+    uses: dict[int, list[int]] | None = None
     if run.vault.has(USES):
-        uses = {int(seq): records.tolist() for seq, records in run.vault.load(USES).items()}
+        uses = {}
+        for seq, records in run.vault.load(USES).items():
+            uses[int(seq)] = records.tolist()
     unused = unused_members(run.case, run.messages, uses)
     untried = tuple(_untried(run.case, run.vault))
     return validate(Recording, stated, "recording").model_copy(update={"unused": unused, "untried": untried})
@@ -333,9 +339,12 @@ def _untried(case: Case, vault: Vault) -> Iterator[UntriedDeviation]:
     for name in deviations.REGISTRY.names():
         card = deviations.REGISTRY.describe(name)
         for who in card.roles:
-            kinds = tuple(kind for kind in card.changes if (who, kind) in senders)
+            kinds = []
+            for kind in card.changes:
+                if (who, kind) in senders:
+                    kinds.append(kind)
             if kinds:
-                bare = UntriedDeviation(name=name, role=who, kinds=kinds, attacks=card.read_by)
+                bare = UntriedDeviation(name=name, role=who, kinds=tuple(kinds), attacks=card.read_by)
                 yield measured.get((name, who), bare)
 
 
@@ -409,7 +418,11 @@ def _silences(log: Sequence[Message]) -> tuple[Silence, ...]:
     for message in log:
         if message.kind == "silence":
             rounds_of.setdefault(message.sender, []).append(message.round)
-    return tuple(Silence(party=party, rounds=tuple(rounds)) for party, rounds in rounds_of.items())
+    silences = []
+    for party, rounds in rounds_of.items():
+        silence = Silence(party=party, rounds=tuple(rounds))
+        silences.append(silence)
+    return tuple(silences)
 
 
 def _limits(case: Case) -> list[str]:

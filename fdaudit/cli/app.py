@@ -119,10 +119,11 @@ def _say_error(error: FdauditError) -> None:
     errors = error.all if isinstance(error, UsageError) else (error,)
     lines = error.findings if isinstance(error, IntegrityError) else tuple(map(str, errors))
     if "--json" in sys.argv[1:]:
-        fields = ("field", "problem", "remedy")
         entries = [{"error": line} for line in lines]
         for entry, each in zip(entries, errors, strict=False):
-            entry |= {name: visible(str(getattr(each, name))) for name in fields if hasattr(each, name)}
+            for name in ("field", "problem", "remedy"):
+                if hasattr(each, name):
+                    entry[name] = visible(str(getattr(each, name)))
         show(json.dumps({"errors": entries, "exit_code": error.exit_code}))
     for line in lines:
         say(line)
@@ -320,7 +321,11 @@ def _summary(result: Result) -> list[str]:
     words = {"mean_auc": "mAUC", "dice": "Dice"}
     best: dict[str, list[float]] = {}
     final = result.utility.final
-    measured = next((words[r.figure.name] for r in final if r.figure.name in words), "accuracy")
+    measured = "accuracy"
+    for row in final:
+        if row.figure.name in words:
+            measured = words[row.figure.name]
+            break
     shared = {row.line for row in final if row.party == "server"}
     for row in final:
         if row.figure.value is not None and (row.line not in shared or row.party == "server"):
@@ -618,9 +623,11 @@ def list_(as_json: AsJson = False) -> None:
 
     rooms = {"protocols": protocols.REGISTRY, "attacks": attacks.REGISTRY, "defences": defenses.REGISTRY}
     rooms["deviations"] = deviations.REGISTRY
-    listing = {}
+    listing: dict[str, dict[str, str]] = {}
     for room, registry in rooms.items():
-        listing[room] = {name: registry.doc(name).strip().split("\n")[0] for name in registry.names()}
+        listing[room] = {}
+        for name in registry.names():
+            listing[room][name] = registry.doc(name).strip().split("\n")[0]
     if as_json:
         show(json.dumps(listing))
         return

@@ -65,14 +65,10 @@ def design(
         }  # fmt: skip
     design = make_design(data, out, validate(DesignSpec, settings))
     if as_json:
-        value = {
-            "design": str(out),
-            "commitment": design.commitment,
-            "clients": {
-                party: {"records": design.records[party], "pairs": pairs, "asked": design.asked[party]}
-                for party, pairs in design.pairs.items()
-            },
-        }
+        clients = dict[str, dict[str, int]]()
+        for party, pairs in design.pairs.items():
+            clients[party] = {"records": design.records[party], "pairs": pairs, "asked": design.asked[party]}
+        value = {"design": str(out), "commitment": design.commitment, "clients": clients}
         show(json.dumps(value))
         return
     show(*_lines(design))

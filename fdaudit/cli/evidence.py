@@ -97,8 +97,15 @@ def verify(
             raise UsageError(name, str(value), "belongs to evidence, and this is none", remedy)
     if is_record(run):
         _verify_record(run, as_json)
-    else:
-        _verify_run(run, as_json)
+        return
+    from fdaudit.audit.run import Run
+
+    findings = Run(run).verify()
+    if as_json:
+        show(json.dumps({"run": str(run), "intact": not findings, "findings": findings}))
+    elif not findings:
+        show("intact: every line chains, every payload matches its digest, nothing else lies there")
+    _end(findings, as_json)
 
 
 def _verify_record(record: Path, as_json: bool) -> None:
@@ -114,17 +121,6 @@ def _verify_record(record: Path, as_json: bool) -> None:
         for note in checked.notes:
             show(note)
     _end(list(checked.findings), as_json)
-
-
-def _verify_run(run: Path, as_json: bool) -> None:
-    from fdaudit.audit.run import Run
-
-    findings = Run(run).verify()
-    if as_json:
-        show(json.dumps({"run": str(run), "intact": not findings, "findings": findings}))
-    elif not findings:
-        show("intact: every line chains, every payload matches its digest, nothing else lies there")
-    _end(findings, as_json)
 
 
 def _verify_evidence(bundle: Path, key: Path | None, vault: Path | None, as_json: bool) -> None:

@@ -158,28 +158,37 @@ def sights(card: ProtocolCard) -> tuple[Sight, ...]:
         messages.append((message["kind"], message["from"], receivers))
     rows = []
     for role in (*card.roles, "eavesdropper", "world"):
-        receives = _once(kind for kind, _, to in messages if role in to)
-        sends = _once(kind for kind, sender, _ in messages if sender == role)
-        if role == "eavesdropper":
-            receives, sends = _once(kind for kind, _, _ in messages), ()
-        asks = _once(o["name"] for o in card.oracles if role in o["available_to"])
+        # Each kind once, in the order of the declaration.
+        receives, sends, asks = dict[str, None](), dict[str, None](), dict[str, None]()
+        for kind, sender, receivers in messages:
+            if role == "eavesdropper" or role in receivers:
+                receives[kind] = None
+            if role != "eavesdropper" and role == sender:
+                sends[kind] = None
+        for oracle in card.oracles:
+            if role in oracle["available_to"]:
+                asks[oracle["name"]] = None
         position = "each client" if role == "client" else role
-        rows.append(Sight(position=position, receives=receives, sends=sends, asks=asks))
+        rows.append(Sight(position=position, receives=tuple(receives), sends=tuple(sends), asks=tuple(asks)))
     return tuple(rows)
-
-
-def _once(kinds: Iterator[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(kinds))
 
 
 def sections(card: ProtocolCard, mark: str = "") -> tuple[Section, ...]:
     """Return a protocol's declaration as titled lists; names of kinds and settings are enclosed in `mark`s."""
+    roles = list[str]()
+    for role in card.roles:
+        only = when({"when": card.roles_when.get(role, {})}, mark)
+        roles.append(f"{role}, only with {only}" if only else role)
+    oracles = list[str]()
+    for oracle in card.oracles:
+        askers, answers = ", ".join(oracle["available_to"]), " or ".join(oracle["answers"])
+        oracles.append(f"{mark}{oracle['name']}{mark}: answers {answers} labels to {askers}")
     every_section = (
-        Section(title="Roles", items=tuple(_role(r, card, mark) for r in card.roles)),
+        Section(title="Roles", items=tuple(roles)),
         Section(title="Needs", items=tuple(_needs(card))),
         Section(title="Who sees what", items=tuple(_sight(s, mark) for s in sights(card))),
         Section(title="Trust assumptions", items=card.trust),
-        Section(title="Oracles", items=tuple(_oracle(o, mark) for o in card.oracles)),
+        Section(title="Oracles", items=tuple(oracles)),
         Section(title="Initial weights", items=tuple(_starts(card.starts))),
         Section(title="Training defences act on", items=tuple(card.trains)),
         Section(title="Can do without", items=tuple(f"{mark}{k}{mark}" for k in card.withholdable)),
@@ -195,16 +204,21 @@ def sections(card: ProtocolCard, mark: str = "") -> tuple[Section, ...]:
 def _active(card: ProtocolCard, mark: str) -> Iterator[str]:
     """Yield what each role could send otherwise, and the shipped deviations with the attacks that read more by them."""
     for role in card.roles:
-        kinds = [m["kind"] for m in card.declared_messages if m["from"] == role and "made_of" not in m]
+        kinds = dict[str, None]()
+        for message in card.declared_messages:
+            if message["from"] == role and "made_of" not in message:
+                kinds[f"{mark}{message['kind']}{mark}"] = None
         if kinds:
-            yield f"{role}: any {', '.join(f'{mark}{kind}{mark}' for kind in dict.fromkeys(kinds))}"
+            yield f"{role}: any {', '.join(kinds)}"
         for name in deviations.REGISTRY.names():
             deviation = deviations.REGISTRY.describe(name)
-            changed = [kind for kind in deviation.changes if kind in card.copies.get(role, ())]
-            if changed and role in deviation.roles:
+            copies = list[str]()
+            for kind in deviation.changes:
+                if kind in card.copies.get(role, ()):
+                    copies.append(f"{mark}{kind}{mark}")
+            if copies and role in deviation.roles:
                 readers = ", ".join(f"{mark}{reader}{mark}" for reader in deviation.read_by)
-                where = ", ".join(f"{mark}{kind}{mark}" for kind in changed)
-                yield f"{role}: {mark}{name}{mark} in its {where}, for {readers}"
+                yield f"{role}: {mark}{name}{mark} in its {', '.join(copies)}, for {readers}"
 
 
 def _withstands(card: ProtocolCard, mark: str) -> Iterator[str]:
@@ -276,11 +290,6 @@ def _starts(starts: Mapping[str, str]) -> Iterator[str]:
         yield f"Each client's own, which no other party knows. {starts['source']}"
 
 
-def _role(role: str, card: ProtocolCard, mark: str) -> str:
-    only = when({"when": card.roles_when.get(role, {})}, mark)
-    return f"{role}, only with {only}" if only else role
-
-
 def _needs(card: ProtocolCard) -> Iterator[str]:
     if card.pools_data:
         yield "One party that holds everybody's records."
@@ -316,11 +325,6 @@ def _sight(sight: Sight, mark: str) -> str:
     if sight.position == "eavesdropper" and not sight.receives:
         parts = ["nothing: no message is sent"]
     return f"{sight.position}: {'; '.join(parts) or 'nothing'}"
-
-
-def _oracle(oracle: Mapping[str, Any], mark: str) -> str:
-    askers, answers = ", ".join(oracle["available_to"]), " or ".join(oracle["answers"])
-    return f"{mark}{oracle['name']}{mark}: answers {answers} labels to {askers}"
 
 
 def text(found: Explanation) -> str:

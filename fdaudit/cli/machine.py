@@ -19,7 +19,31 @@ __all__ = ["doctor", "weights"]
 
 def doctor(as_json: AsJson = False) -> None:
     """Say what this machine offers: how it confines attacks (tried, not guessed), processors, memory, data, disk."""
-    machine = _machine()
+    import torch
+
+    from fdaudit.data.datasets import data_root
+    from fdaudit.isolation.attacker import offered_confinement
+    from fdaudit.metrics.images.weights import PINS, find_weights
+    from fdaudit.parallel.memory import budget
+
+    data = data_root()
+    missing = list[str]()
+    for weight, pin in PINS.items():
+        if find_weights(weight) is None:
+            missing.append(pin.file)
+    memory = budget()
+    machine: dict[str, Any] = {
+        "confinement": offered_confinement().plain(),
+        "cores": os.cpu_count() or 1,
+        "memory_gb": None if memory is None else round(memory, 1),
+        "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "data": str(data),
+        "data_exists": data.is_dir(),
+        "weights": os.environ.get("FDAUDIT_WEIGHTS"),
+        "weights_missing": ", ".join(missing) or None,
+        "disk_free_gb": round(shutil.disk_usage(Path.cwd()).free / 1e9, 1),
+        "torch": torch.__version__,
+    }
     if as_json:
         show(json.dumps(machine))
         return
@@ -32,32 +56,6 @@ def doctor(as_json: AsJson = False) -> None:
         if isinstance(value, float):
             words = f"{value:.1f}"
         show(f"{name.replace('_', ' '):<17}{words}")
-
-
-def _machine() -> dict[str, Any]:
-    """Return what this machine offers, by name."""
-    import torch
-
-    from fdaudit.data.datasets import data_root
-    from fdaudit.isolation.attacker import offered_confinement
-    from fdaudit.metrics.images.weights import PINS, find_weights
-    from fdaudit.parallel.memory import budget
-
-    data = data_root()
-    missing = [pin.file for name, pin in PINS.items() if find_weights(name) is None]
-    memory = budget()
-    return {
-        "confinement": offered_confinement().plain(),
-        "cores": os.cpu_count() or 1,
-        "memory_gb": None if memory is None else round(memory, 1),
-        "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
-        "data": str(data),
-        "data_exists": data.is_dir(),
-        "weights": os.environ.get("FDAUDIT_WEIGHTS"),
-        "weights_missing": ", ".join(missing) or None,
-        "disk_free_gb": round(shutil.disk_usage(Path.cwd()).free / 1e9, 1),
-        "torch": torch.__version__,
-    }
 
 
 def weights(
@@ -122,14 +120,14 @@ def _checked(path: Path) -> dict[str, Any]:
     from fdaudit.metrics.images.weights import PINS, same_weights
 
     name = _read(path, same_weights)
-    namesake = next((pin for pin in PINS.values() if pin.file == path.name), None)
     if name is not None:
         pin = PINS[name]
         call = "" if path.name == pin.file else f"; rename it to {pin.file}"
         return {"file": str(path), "state": "right", "said": f"{pin.metric}, {pin.file}{call}"}
-    if namesake is not None:
-        problem = f"the bytes are not those of SHA-256 {namesake.sha256}; get it from {namesake.source}"
-        return {"file": str(path), "state": "wrong digest", "said": problem}
+    for pin in PINS.values():
+        if pin.file == path.name:
+            problem = f"the bytes are not those of SHA-256 {pin.sha256}; get it from {pin.source}"
+            return {"file": str(path), "state": "wrong digest", "said": problem}
     return {"file": str(path), "state": "unknown", "said": "no metric of fdaudit uses this file"}
 
 

@@ -100,13 +100,23 @@ class PurposeGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each group of commands with their first sentences."""
-        others = {name: command for name, command in self.commands.items() if not command.hidden}
+        others = dict[str, Any]()
+        for name, command in self.commands.items():
+            if not command.hidden:
+                others[name] = command
         for head, names in GROUPS.items():
-            self._section(formatter, head, {name: others.pop(name) for name in names if name in others})
+            group = dict[str, Any]()
+            for name in names:
+                if name in others:
+                    group[name] = others.pop(name)
+            self._section(formatter, head, group)
         self._section(formatter, "More", others)
 
     @staticmethod
     def _section(formatter: Any, head: str, commands: dict[str, Any]) -> None:
         if commands:
+            lines = list[tuple[str, str]]()
+            for name, command in commands.items():
+                lines.append((name, command.get_short_help_str(limit=200)))
             with formatter.section(head):
-                formatter.write_dl([(name, c.get_short_help_str(limit=200)) for name, c in commands.items()])
+                formatter.write_dl(lines)

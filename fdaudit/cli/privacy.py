@@ -77,11 +77,11 @@ def ledger(
     if curve is not None and not isinstance(opened, ChosenRun):
         from fdaudit.audit.ledger_files import write_profiles
 
-        profiles = [
-            opened.profile(entry.view, delta=entry.delta, unit=entry.unit, relation=entry.relation)
-            for entry in ledgers
-        ]
-        files = [str(path) for path in write_profiles(profiles, curve, delta=ledgers[0].delta)]
+        profiles = []
+        for entry in ledgers:
+            profile = opened.profile(entry.view, delta=entry.delta, unit=entry.unit, relation=entry.relation)
+            profiles.append(profile)
+        files = list(map(str, write_profiles(profiles, curve, delta=ledgers[0].delta)))
     if as_json:
         entries = [_plain(entry) for entry in ledgers]
         show(json.dumps(entries if curve is None else {"ledger": entries, "files": files}))

@@ -140,7 +140,8 @@ def repeat(
     if as_json:
         figures: dict[str, Any] = {}
         for point in sweep_of_seeds.points:
-            figures |= {name: asdict(spread) for name, spread in point.spreads.items()}
+            for name, spread in point.spreads.items():
+                figures[name] = asdict(spread)
         report = None if page is None else str(page)
         show(json.dumps({"sweep": str(out), "report": report, "seeds": seeds, "over_seeds": figures}))
     else:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fdaudit.reports.curves.sweep_rows import Point
-    from fdaudit.reports.judgement.verdict import Finding
     from fdaudit.result import Result
 
 __all__ = [
@@ -105,7 +104,10 @@ def profile_words(profile: str, origin: str) -> str:
 
 def compared(comparison: Mapping[str, Any]) -> list[str]:
     """Return a comparison of runs as lines: accuracy, bytes and the gravest outcome of each goal, a line a run."""
-    goals = list(dict.fromkeys(o["goal"] for run in comparison["runs"] for o in run["outcomes"]))
+    goals = dict[str, None]()
+    for run in comparison["runs"]:
+        for entry in run["outcomes"]:
+            goals[entry["goal"]] = None
     rows = [["run", "server", "clients", "worst", "bytes", *goals]]
     for run in comparison["runs"]:
         by_goal = {o["goal"]: o["level"] or "not-audited" for o in run["outcomes"]}
@@ -113,7 +115,9 @@ def compared(comparison: Mapping[str, Any]) -> list[str]:
         size = run["bytes"]["total"]
         amount = f"{size / 1e6:.2f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
         rows.append([run["name"], *_shares(run["accuracy"]), amount, *levels])
-    rows += [[line["line"], *_shares(line), "0 B"] for line in comparison["references"]]
+    for line in comparison["references"]:
+        shares = _shares(line)
+        rows.append([line["line"], *shares, "0 B"])
     return _aligned(rows)
 
 
@@ -165,31 +169,25 @@ def verdicts(result: Result, only: Collection[str] | None = None) -> Iterator[st
     """
     from fdaudit.reports.judgement.judgement import findings_of, standings_of
     from fdaudit.reports.judgement.verdict import LEVELS
+    from fdaudit.reports.text import label, measure
 
     findings = findings_of(result)
     for finding in findings:
-        cell = finding.cell
-        if finding.level != "not-requested" and (only is None or cell.id in only):
-            yield f"{cell.adversary} / {cell.attack}: {LEVELS[finding.level].lower()}{_grounds(finding)}"
+        cell, figure = finding.cell, finding.worst_key or finding.key
+        if finding.level == "not-requested" or (only is not None and cell.id not in only):
+            continue
+        grounds = ""
+        if finding.measured and figure is not None and figure.value is not None:
+            victim = "all victims"
+            if finding.worst is not None and finding.worst_key:
+                victim = finding.worst.target
+            reason = next(iter(finding.decided_by.values()), "")
+            grounds = f", {reason or f'{label(figure.name)} {measure(figure, figure.value)} ({victim})'}"
+        if finding.level in _UNANSWERED and finding.because:
+            grounds += f": {finding.because.rstrip('.')}"
+        yield f"{cell.adversary} / {cell.attack}: {LEVELS[finding.level].lower()}{grounds}"
     if only is not None:
         return
     for standing in standings_of(result, findings):
         if standing.level == "not-tested":
             yield f"{standing.adversary}, {standing.goal}: {LEVELS['not-tested'].lower()}. {standing.untested}"
-
-
-def _grounds(finding: Finding) -> str:
-    """Return the deciding figure of a cell, or why it has no answer, after its level."""
-    from fdaudit.reports.text import label, measure
-
-    figure = finding.worst_key or finding.key
-    words = ""
-    if finding.measured and figure is not None and figure.value is not None:
-        victim = "all victims"
-        if finding.worst is not None and finding.worst_key:
-            victim = finding.worst.target
-        reason = next(iter(finding.decided_by.values()), "")
-        words = f", {reason or f'{label(figure.name)} {measure(figure, figure.value)} ({victim})'}"
-    if finding.level in _UNANSWERED and finding.because:
-        words += f": {finding.because.rstrip('.')}"
-    return words

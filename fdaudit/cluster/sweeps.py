@@ -50,10 +50,9 @@ def ray_cluster(workers: int | None = None, address: str | None = None) -> Execu
             return
         scratch = Path(pieces[0]["scratch"])
         with connection.connected(workers, address) as size, connection.marked(scratch) as mark:
-            jobs = [
-                _SweepJob(number=number, kind=piece["like"], task=_task(piece, mark))
-                for number, piece in enumerate(pieces)
-            ]
+            jobs = list[_SweepJob]()
+            for number, piece in enumerate(pieces):
+                jobs.append(_SweepJob(number=number, kind=piece["like"], task=_task(piece, mark)))
             for job, line in work(jobs, size):
                 if "failed" in line:
                     yield job.number, {"status": "failed", "reason": line["failed"]}

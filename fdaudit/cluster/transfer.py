@@ -93,5 +93,8 @@ def write_tree(tree: Tree, directory: Path, below: Sequence[str] = ("",)) -> Non
         if isinstance(content, int) and not path.is_dir():
             make_folder(path, 0o700)
             path.chmod(content & 0o777)
-    files = {directory / name: data for name, data in tree.items() if isinstance(data, bytes)}
+    files = dict[Path, bytes]()
+    for name, content in tree.items():
+        if isinstance(content, bytes):
+            files[directory / name] = content
     write_together(files)

@@ -130,7 +130,7 @@ def serve(task: ClusterTask) -> Iterator[Line]:
                 task.module, {**task.piece, "cache": dict(task.cache)} if visible else task.piece
             )
         elif task.files:
-            yield from _apart(task, _copy(task))
+            yield from _apart(task)
         else:
             yield {"unshared": True}
     except _LostError:
@@ -140,12 +140,36 @@ def serve(task: ClusterTask) -> Iterator[Line]:
         yield {"failed": f"{type(error).__name__}: {error}"}
 
 
-def _apart(task: ClusterTask, home: Path) -> Iterator[Line]:
-    """Do a task in a temporary directory; yield its lines, and what it changes in the run before its outcome."""
-    places = {name: str(home / name) for name in _PLACES if name in task.piece}
+def _apart(task: ClusterTask) -> Iterator[Line]:
+    """Do a task in this worker's temporary directory, with a copy of the directory that the task needs.
+
+    Yields:
+        The task's lines, and what it changes in the run before its outcome.
+    """
+    import ray
+
+    home = _copies.get(task.mark)
+    if home is None or not home.is_dir():
+        _forget()
+        home = Path(tempfile.mkdtemp(prefix="fdaudit-copy-"))
+        _copies[task.mark] = home
+        for name in (task.needed, _CACHE):
+            (home / name).mkdir(mode=0o700)
+        for reference in task.files:
+            write_tree(ray.get(reference), home / task.needed)
+    cache = home / _CACHE
+    for reference in task.results:
+        unknown = dict(ray.get(reference)["results"])
+        for name in list(unknown):
+            if (cache / name).exists():
+                del unknown[name]
+        write_tree(unknown, cache)
+    places = dict[str, str]()
+    for name in _PLACES:
+        if name in task.piece:
+            places[name] = str(home / name)
     run, outcome = home / "run", Line()
     before = snapshot(run)
-    cache = home / _CACHE
     known = snapshot(cache)
     given = {"cache": {**task.cache, DIRECTORY: str(cache)}} if task.cache else {}
     for line in _lines(task.module, {**task.piece, **places, **given, "home": str(home)}):
@@ -181,25 +205,6 @@ def _lines(module: str, piece: Mapping[str, Any]) -> Iterator[Line]:
                 continue
             due = now + _PAUSE
         yield dict(line)
-
-
-def _copy(task: ClusterTask) -> Path:
-    """Return this worker's temporary directory for a task, with a copy of the directory that the task needs."""
-    import ray
-
-    home = _copies.get(task.mark)
-    if home is None or not home.is_dir():
-        _forget()
-        home = Path(tempfile.mkdtemp(prefix="fdaudit-copy-"))
-        _copies[task.mark] = home
-        for name in (task.needed, _CACHE):
-            (home / name).mkdir(mode=0o700)
-        for tree in task.files:
-            write_tree(ray.get(tree), home / task.needed)
-    for reference in task.results:
-        tree = ray.get(reference)["results"]
-        write_tree({name: tree[name] for name in tree if not (home / _CACHE / name).exists()}, home / _CACHE)
-    return home
 
 
 def _forget() -> None:

@@ -188,9 +188,10 @@ class Dataset:
         """
         digest = hashlib.sha256()
         optional = ("identities", "objects", "sites", "pictures")
-        names = ("x", "y", "test_x", "test_y", *(n for n in optional if getattr(self, n) is not None))
-        for name in names:
+        for name in ("x", "y", "test_x", "test_y", *optional):
             tensor: Tensor | None = getattr(self, name)
+            if tensor is None and name in optional:
+                continue
             if tensor is None or tensor.is_meta:
                 digest.update(f"{name}:none;".encode())
                 continue

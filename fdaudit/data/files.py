@@ -6,7 +6,7 @@ import math
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,7 +184,11 @@ def array_names(file: Path, field: str) -> tuple[str, ...]:
     except _DAMAGED_ZIP as error:
         problem = f"is no readable npz file of plain arrays ({reason_of(error)})"
         raise DataError(field, str(file), problem, "Write it with numpy.savez.") from error
-    return tuple(name.removesuffix(".npy") for name in names if name.endswith(".npy"))
+    arrays = list[str]()
+    for name in names:
+        if name.endswith(".npy"):
+            arrays.append(name.removesuffix(".npy"))
+    return tuple(arrays)
 
 
 def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> int:
@@ -213,7 +217,13 @@ def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> int:
             raise ValueError(f"it unpacks to {extent}: write it with numpy.savez, which does not compress")
         for name, size in sizes.items():
             with archive.open(f"{name}.npy") as member:
-                stated, entries = _stated(member)
+                version = np.lib.format.read_magic(member)
+                read_header = np.lib.format.read_array_header_2_0
+                if version == (1, 0):
+                    read_header = np.lib.format.read_array_header_1_0
+                shape, _, dtype = read_header(member)
+                stated = math.prod(shape) * dtype.itemsize
+                entries = math.prod(max(1, side) for side in shape)  # an empty dimension counts as one
                 if stated > size:
                     raise ValueError(f"{name} is shorter than its header says")
                 if entries > size:
@@ -221,16 +231,6 @@ def _refuse_large(stream: BinaryIO, wanted: tuple[str, ...]) -> int:
                 need += stated + 2 * 4 * entries
     stream.seek(0)
     return need
-
-
-def _stated(member: IO[bytes]) -> tuple[int, int]:
-    """Return the bytes of an array, as its header states it, and its entries; an empty dimension counts as one."""
-    version = np.lib.format.read_magic(member)
-    read_header = np.lib.format.read_array_header_2_0
-    if version == (1, 0):
-        read_header = np.lib.format.read_array_header_1_0
-    shape, _, dtype = read_header(member)
-    return math.prod(shape) * dtype.itemsize, math.prod(max(1, size) for size in shape)
 
 
 def _refuse_long_directory(stream: BinaryIO) -> None:

@@ -68,11 +68,12 @@ def read_folder(folder: Path, image_size: int | None) -> RawData:
     labels: list[int] = []
     for label, kind in enumerate(kinds):
         _inside(kind, home)
-        images = [f for f in sorted(kind.iterdir()) if not _left_by_a_system(f)]
-        if not images:
+        for image in sorted(kind.iterdir()):
+            if not _left_by_a_system(image):
+                files.append(_inside(image, home))
+                labels.append(label)
+        if labels[-1:] != [label]:
             raise DataError(_FIELD, str(kind), "is an empty class folder", "Put images there or remove it.")
-        files += [_inside(image, home) for image in images]
-        labels += [label] * len(images)
     x, origins = _images(files, folder, image_size)
     return RawData(
         x=x,
@@ -139,11 +140,13 @@ def _each(files: list[Path], folder: Path, read: Callable[[Path], _T]) -> list[_
         raise errors[0]
     if errors:
         home = folder.resolve()
-        examples = ", ".join(file.relative_to(home).as_posix() for file in unreadable[:_MOST_NAMED])
+        examples = list[str]()
+        for file in unreadable[:_MOST_NAMED]:
+            examples.append(file.relative_to(home).as_posix())
         if len(unreadable) > _MOST_NAMED:
-            examples += ", …"
-        first = errors[0]
-        problem = f"holds {len(errors)} files that cannot be read ({examples}); the first {first.problem}"
+            examples.append("…")
+        which, first = ", ".join(examples), errors[0]
+        problem = f"holds {len(errors)} files that cannot be read ({which}); the first {first.problem}"
         raise DataError(_FIELD, str(folder), problem, first.remedy)
     return results
 

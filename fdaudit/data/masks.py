@@ -40,7 +40,11 @@ def read_masks(file: Path) -> RawData:
         remedy = "Give a path below `dataset.root`, or an absolute path."
         raise DataError(_FIELD, f"masks:{file}", "names no file", remedy)
     arrays = read_arrays(file, ("images", "instances", "source", "picture"), _FIELD)
-    if missing := [name for name in ("images", "instances") if name not in arrays]:
+    missing = list[str]()
+    for name in ("images", "instances"):
+        if name not in arrays:
+            missing.append(name)
+    if missing:
         problem = f"lacks {', '.join(missing)}"
         raise DataError(_FIELD, str(file), problem, "Store the arrays under these names.")
     x = as_images(arrays["images"], _FIELD, f"images of {file}")
@@ -91,5 +95,7 @@ def _sites(array: NDArray[Any] | None, n: int, what: str) -> tuple[Tensor | None
     rank = np.empty(len(names), dtype=np.int64)
     order = np.argsort(-counts, kind="stable")
     rank[order] = np.arange(len(names))
-    examples = tuple(printable(str(names[k])[:60]) for k in order[:_MOST_NAMED])
-    return torch.from_numpy(rank[number]), examples
+    examples = list[str]()
+    for name in names[order[:_MOST_NAMED]]:
+        examples.append(printable(str(name)[:60]))
+    return torch.from_numpy(rank[number]), tuple(examples)

@@ -154,15 +154,7 @@ def read_torchvision(name: str, root: Path, download: bool) -> RawData:
             "or set `dataset.download: true`."
         )
         raise DataError("dataset.root", str(root), problem, remedy)
-    _refuse_large(root, place)
-    x, y = _split(name, source, root, source.train, download)
-    test_x, test_y = _split(name, source, root, source.test, download)
-    classes, provenance = source.classes, source.provenance
-    return RawData(x=x, y=y, test_x=test_x, test_y=test_y, classes=classes, provenance=provenance)
-
-
-def _refuse_large(root: Path, place: Path) -> None:
-    """Refuse oversized files and pipes, which torchvision would read as a whole."""
+    # Torchvision would read an oversized file, or a pipe, as a whole.
     for path in sorted(place.rglob("*") if place.is_dir() else place.parent.glob(f"*{place.suffix}")):
         if path.is_dir() or not path.exists():
             continue
@@ -171,6 +163,10 @@ def _refuse_large(root: Path, place: Path) -> None:
         except OSError as error:
             problem = f"holds {path.relative_to(root)}, which cannot be read ({error.strerror})"
             raise DataError("dataset.root", str(root), problem, "Fetch it again.") from None
+    x, y = _split(name, source, root, source.train, download)
+    test_x, test_y = _split(name, source, root, source.test, download)
+    classes, provenance = source.classes, source.provenance
+    return RawData(x=x, y=y, test_x=test_x, test_y=test_y, classes=classes, provenance=provenance)
 
 
 def _split(

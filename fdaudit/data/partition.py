@@ -170,33 +170,27 @@ def _dirichlet(
 ) -> list[Tensor]:
     least = spec.least or 0
     for _ in range(_MOST_DRAWS if least else 1):
-        parts = _by_shares(y, clients, spec, stream, classes)
-        if min(map(len, parts)) >= least:
-            return parts
+        parts: list[list[Tensor]] = [[] for _ in range(clients)]
+        sizes = np.zeros(clients, dtype=np.int64)
+        for label in range(classes):
+            records = _shuffled(y, label, stream)
+            shares = stream.dirichlet(spec.alpha or 1.0, clients)
+            if spec.capped:
+                # A client with an even share of all records gets no more; the others divide its part.
+                has_room = sizes < len(y) / clients
+                shares = shares * has_room
+                shares = shares / shares.sum() if shares.sum() else has_room / has_room.sum()
+            if not np.isfinite(shares).all():
+                problem = "is beyond what can be drawn"
+                raise DataError("partition.alpha", spec.alpha, problem, "Give 0.001 to 1e6.")
+            cuts = np.round(np.cumsum(shares)[:-1] * len(records)).astype(np.int64)
+            for client, share in enumerate(records.tensor_split(torch.from_numpy(cuts))):
+                parts[client].append(share)
+                sizes[client] += len(share)
+        if sizes.min() >= least:
+            return [torch.cat(part) for part in parts]
     problem = f"was not reached by each of {clients} clients in {_MOST_DRAWS} draws"
     raise DataError("partition.least", least, problem, "Lower it, or raise `partition.alpha`.")
-
-
-def _by_shares(
-    y: Tensor, clients: int, spec: PartitionSpec, stream: SecretStream, classes: int
-) -> list[Tensor]:
-    """Return the clients' records by one Dirichlet draw for each class."""
-    parts: list[list[Tensor]] = [[] for _ in range(clients)]
-    for label in range(classes):
-        records = _shuffled(y, label, stream)
-        shares = stream.dirichlet(spec.alpha or 1.0, clients)
-        if spec.capped:
-            # A client with an even share of all records gets no more; the others divide its part.
-            has_room = np.array([sum(map(len, part)) < len(y) / clients for part in parts])
-            shares = shares * has_room
-            shares = shares / shares.sum() if shares.sum() else has_room / has_room.sum()
-        if not np.isfinite(shares).all():
-            problem = "is beyond what can be drawn"
-            raise DataError("partition.alpha", spec.alpha, problem, "Give 0.001 to 1e6.")
-        cuts = np.round(np.cumsum(shares)[:-1] * len(records)).astype(np.int64)
-        for client, share in enumerate(records.tensor_split(torch.from_numpy(cuts))):
-            parts[client].append(share)
-    return [torch.cat(shares) for shares in parts]
 
 
 def _shuffled(y: Tensor, label: int, stream: SecretStream) -> Tensor:

@@ -147,7 +147,11 @@ def image_origins(x: Tensor) -> Tensor:
 
 def text_origins(texts: Iterable[Iterable[str]]) -> Tensor:
     """Return digests (n, 2) int64 of texts, given as all their words: independent of vocabulary and length."""
-    return _together([_digest(" ".join(words).encode("utf-8", "surrogatepass")) for words in texts])
+    digests = []
+    for words in texts:
+        text = " ".join(words)
+        digests.append(_digest(text.encode("utf-8", "surrogatepass")))
+    return _together(digests)
 
 
 def _digest(content: bytes) -> bytes:
@@ -290,7 +294,10 @@ def class_total(labels: list[Tensor], field: str, what: str) -> int:
     Raises:
         DataError: there is only one class, class numbers run past the number of records, or the splits disagree.
     """
-    widths = sorted({1 if y.ndim == 1 else int(y.shape[1]) for y in labels})  # 1 where records have one class
+    distinct = set[int]()
+    for y in labels:
+        distinct.add(1 if y.ndim == 1 else int(y.shape[1]))  # 1 where records have one class
+    widths = sorted(distinct)
     if len(widths) > 1:
         problem = f"has labels of {widths[0]} and of {widths[1]} columns"
         raise DataError(field, what, problem, "Store all splits with the same classes.")

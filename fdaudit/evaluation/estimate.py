@@ -169,12 +169,14 @@ def costs_of(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]]) -> Co
     seen = dict[str, _VisibleKinds]()
     able = dict[AttackPlan, tuple[str, ...]]()
     for attack, names in cells.items():
+        suited = list[str]()
         for name in names:
             if name not in seen:
                 seen[name] = _VisibleKinds.by(run, name)
-        suited = tuple(name for name in names if seen[name].suffices(attack, case))
+            if seen[name].suffices(attack, case):
+                suited.append(name)
         if suited:
-            able[attack] = suited
+            able[attack] = tuple(suited)
     if not able or case.networks is None:
         return None
     unit, federation = Unit.measured(case), read_timings(run.path).get("federation", 0.0)
@@ -230,7 +232,10 @@ def _cost(
     # A control runs the attack twice, where it must work and where it must fail.
     once = max(work.once - trained, min(work.once, 2 * work.each))
     quick = unit.seconds * (once + runs * len(names) * work.each) + work.rehearsals * federation
-    leading = [s.asked / s.least for s in settings.values() if s.work == "leads"]
+    leading = list[float]()
+    for setting in settings.values():
+        if setting.work == "leads":
+            leading.append(setting.asked / setting.least)
     cost = Cost(
         attack=attack.name,
         adversaries=names,
@@ -258,8 +263,14 @@ def _shadows(
         settings: its settings that may be reduced.
     """
     params = attack.params or {}
-    numbers = [number for count in counts if type(number := params.get(count)) is int]
-    counted = {n: replace(settings[n], work="multiplies") for n in counts if n in settings}
+    numbers = list[int]()
+    counted = dict[str, ReducibleSetting]()
+    for count in counts:
+        number = params.get(count)
+        if type(number) is int:
+            numbers.append(number)
+        if count in settings:
+            counted[count] = replace(settings[count], work="multiplies")
     bounds = [(one.asked, one.least) for one in counted.values()]
     name = f"{what}: {numbers} {bounds}"
     return Cost(attack=name, seconds=seconds * math.prod(numbers), settings=counted)
@@ -338,7 +349,11 @@ def _gigabytes(case: Case, unit: Unit, processes: int) -> float:
 
 def _on_disk(messages: Sequence[Message]) -> float:
     """Return the gigabytes of the messages' payloads that are on record."""
-    return sum(int(m.payload["length"]) for m in messages if m.payload is not None) / 1e9
+    length = 0
+    for m in messages:
+        if m.payload is not None:
+            length += int(m.payload["length"])
+    return length / 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,10 +382,14 @@ class _VisibleKinds:
                 from_others.add(message.kind)
             elif message.sender not in members:
                 from_clients.add(message.kind)
+        answers = list[str]()
+        for kind in ("soft", "hard"):
+            if run.answering.oracle(members, kind) is not None:
+                answers.append(kind)
         return cls(
             sent=frozenset(from_clients),
             published=frozenset(from_others),
-            answers=frozenset(a for a in ("soft", "hard") if run.answering.oracle(members, a) is not None),
+            answers=frozenset(answers),
             gigabytes=_on_disk(view.messages),
         )
 

@@ -206,7 +206,10 @@ def _allotment(
 ) -> Budget:
     cells = dict[AttackPlan, list[str]]()
     for attack, names in due_cells(run, again=again).items():
-        to_run = [name for name in names if not_asked(run.case, name, attack) is None]
+        to_run = list[str]()
+        for name in names:
+            if not_asked(run.case, name, attack) is None:
+                to_run.append(name)
         if to_run:
             cells[attack] = to_run
     cells = _applicable(run, cells)
@@ -235,7 +238,10 @@ def _applicable(run: RunDirectory, cells: Mapping[AttackPlan, Sequence[str]]) ->
 
 def stand_by(case: Case) -> None:
     """Start the local processes for a run's cells, so that they are ready when its federation ends."""
-    cells = sum(len(a.adversaries) for a in case.attacks if a.params is not None)
+    cells = 0
+    for attack in case.attacks:
+        if attack.params is not None:
+            cells += len(attack.adversaries)
     workers = workers_for(case, cells, None)
     if isinstance(workers, Pool):
         workers.stand_by()

@@ -165,7 +165,11 @@ class Stage:
         """
         members, victims = adversary.split("+"), self.victims(adversary)
         if canaries:
-            victims = tuple(k for k in self.run.truth.with_canaries if k not in members)
+            with_canaries = list[str]()
+            for client in self.run.truth.with_canaries:
+                if client not in members:
+                    with_canaries.append(client)
+            victims = tuple(with_canaries)
         challenged = GOALS[attack.card.goal].challenged
         challenges: dict[str, Challenge] = {}
         if challenged and canaries:

@@ -78,7 +78,11 @@ def waiting(vault: Vault) -> tuple[str, ...]:
     stage = _on_disk(vault.directory / _FILE)
     if stage is None:
         return ()
-    return tuple(cell for cell in stage.cells if cell not in stage.done)
+    cells = list[str]()
+    for cell in stage.cells:
+        if cell not in stage.done:
+            cells.append(cell)
+    return tuple(cells)
 
 
 def _on_disk(path: Path) -> AttackStage | None:

@@ -120,7 +120,11 @@ def outcomes(
     """
     workers = workers_for(run.case, sum(len(unit.adversaries) for unit in units), others)
     if workers is not None and len(units) < workers.size:  # few attacks: split by adversary instead
-        units = [replace(unit, adversaries=(a,)) for unit in units for a in unit.adversaries]
+        by_adversary = list[WorkUnit]()
+        for unit in units:
+            for adversary in unit.adversaries:
+                by_adversary.append(replace(unit, adversaries=(adversary,)))
+        units = by_adversary
     if workers is None or len(units) < 2:
         with closing(CellRunner(run)) as runner:
             for unit in units:

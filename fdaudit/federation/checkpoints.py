@@ -54,42 +54,43 @@ class Checkpoints:
             utility: length of `utility.csv` in bytes.
             then: called when the round is durable, by the thread that made it so.
         """
-        truth = encode({str(seq): batch for seq, batch in done.batches.items()})
+        batches: dict[str, Tensor] = {}
+        for seq, batch in done.batches.items():
+            batches[str(seq)] = batch
+        truth = encode(batches)
         tensors, number, turn = encode(state), done.index, self._saved + 1
 
         def write() -> None:
             name = f"truth/round-{number:06d}"
             self._vault.save_encoded(name, truth, sync=False)
             self._written.append((self._vault.path(name), then))
-            if turn >= self._due:
-                self._make_durable(number, tensors, utility)
+            if turn < self._due:
+                return
+            # Everything written since the last time becomes durable together, and then the state after this round.
+            current = f"state/round-{number:06d}"
+            digest = self._vault.save_encoded(current, tensors, sync=False)
+            staged = self._vault.stage_round(
+                {
+                    "round": number,
+                    "transcript": vars(self._transcript.position),
+                    "state": current,
+                    "state_sha256": digest,
+                    "utility": utility,
+                }
+            )
+            # All files in one call, since a file system commits many at once; then the file that names them.
+            files = [*(path for path, _ in self._written), self._vault.path(current)]
+            self._transcript.sync([*files, *{path.parent for path in files}, staged])
+            self._vault.replace_round(staged)
+            self._forget_states_but(current)
+            for _, callback in self._written:
+                callback()
+            self._written.clear()
+            self._due = self._saved
 
         self._transcript.writer.put(write, len(truth) + len(tensors))
         # Only after put() returns: if it is interrupted while it waits for space, this round was never queued.
         self._saved = turn
-
-    def _make_durable(self, number: int, state: bytes, utility: int) -> None:
-        """Make everything written since the last call durable, and then the state after round `number`."""
-        name = f"state/round-{number:06d}"
-        digest = self._vault.save_encoded(name, state, sync=False)
-        staged = self._vault.stage_round(
-            {
-                "round": number,
-                "transcript": vars(self._transcript.position),
-                "state": name,
-                "state_sha256": digest,
-                "utility": utility,
-            }
-        )
-        # All files in one call, since a file system commits many at once; then the file that names them.
-        files = [*(path for path, _ in self._written), self._vault.path(name)]
-        self._transcript.sync([*files, *{path.parent for path in files}, staged])
-        self._vault.replace_round(staged)
-        self._forget_states_but(name)
-        for _, then in self._written:
-            then()
-        self._written.clear()
-        self._due = self._saved
 
     def _forget_states_but(self, current: str | None) -> None:
         for name in self._vault.names("state"):

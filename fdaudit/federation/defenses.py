@@ -84,10 +84,11 @@ def _refuse_recast(
     listed: Sequence[tuple[str, DefenseSpec]], messages: Mapping[tuple[str, str], tuple[Defense, ...]]
 ) -> None:
     """Refuse a public index on others' messages if a defence changes the kind of the clients' answers."""
-    recasting = []
+    recasting: list[str] = []
     for (_, sender), attached in messages.items():
-        if sender == "client":
-            recasting += [defense.card.name for defense in attached if defense.card.makes]
+        for defense in attached:
+            if sender == "client" and defense.card.makes:
+                recasting.append(defense.card.name)
     for where, spec in listed:
         is_relayed = spec.sender != "client" and spec.kind != "vote_counts"
         if recasting and is_relayed and spec.params.get("public_index"):
@@ -129,15 +130,31 @@ class _Entry:
     def message_defense(self, clients: int) -> Defense:
         sends = self._sends()
         # Messages that one setting chooses between replace each other.
-        conditions = [m.get("when", {}).keys() for m in sends if m["kind"] == self.spec.kind]
+        conditions: list[Collection[str]] = []
+        for m in sends:
+            if m["kind"] == self.spec.kind:
+                conditions.append(m.get("when", {}).keys())
         readable = set()
         for m in self._declared():
             if m in sends or m.get("when", {}).keys() in conditions:
                 readable.add(m["kind"])
         self._refuse_unfit(readable)
-        settings = self._settings()
-        self._refuse_unfounded(settings, clients)
-        self._refuse_public_index(settings)
+        settings, sender, kind = self._settings(), self.spec.sender, str(self.spec.kind)
+        # A defence may rely on a random draw of one client only if the protocol declares the draw.
+        claimed, candidates = getattr(settings, "drawn_from", 1), self.config.drawn_from(clients)
+        if claimed not in (1, candidates):
+            subject, allowed = "every client is", "1"
+            if candidates > 1:
+                subject, allowed = f"one of {candidates} clients is", f"{candidates} or 1"
+            problem = f"is not what these settings do: {subject} asked a step"
+            raise self.refusal("params.drawn_from", claimed, problem, f"Set it to {allowed}.")
+        # It may call an index public only if the protocol's card promises it.
+        claims_public = getattr(settings, "public_index", False)
+        if claims_public and not has_public_index(self.protocol, self.config, kind, sender):
+            message = f"{kind} of a {sender} in {self.protocol.card.name} with these settings"
+            problem = f"is not what the protocol declares of {message}: private data may decide the index"
+            remedy = "Set it to false, or choose settings under which every sample that was asked about is answered."
+            raise self.refusal("params.public_index", True, problem, remedy)
         return self.cls(settings)
 
     def gradient_rule(self, of: Trained) -> GradientRule:
@@ -156,17 +173,27 @@ class _Entry:
         return validate(self.cls.Config, self.spec.params, f"{self.where}.params")
 
     def _declared(self) -> list[Mapping[str, Any]]:
-        return [m for m in self.protocol.card.declared_messages if m["from"] == self.spec.sender]
+        messages: list[Mapping[str, Any]] = []
+        for m in self.protocol.card.declared_messages:
+            if m["from"] == self.spec.sender:
+                messages.append(m)
+        return messages
 
     def _sends(self) -> list[Mapping[str, Any]]:
         """Refuse a kind of message that the sender never sends; return the declarations of all that it sends."""
         sender, kind = self.spec.sender, self.spec.kind
-        sends = [m for m in self._declared() if applies(m.get("when", {}), self.config)]
-        kinds = sorted({m["kind"] for m in sends if "made_of" not in m})
+        sends: list[Mapping[str, Any]] = []
+        kinds: set[str] = set()
+        for m in self._declared():
+            if not applies(m.get("when", {}), self.config):
+                continue
+            sends.append(m)
+            if "made_of" not in m:
+                kinds.add(m["kind"])
         if kind not in kinds:
             # A defence on a message that is never sent would silently protect nothing.
             problem = f"is never sent by a {sender} in {self.protocol.card.name} with these settings"
-            raise self.refusal("kind", kind, problem, nearest(str(kind), kinds or ["nothing"]))
+            raise self.refusal("kind", kind, problem, nearest(str(kind), sorted(kinds) or ["nothing"]))
         return sends
 
     def _refuse_unfit(self, readable: Collection[str]) -> None:
@@ -180,27 +207,6 @@ class _Entry:
             protocol = self.protocol.card.name
             problem = f"makes {output} of {kind}, which {protocol} cannot read from a {spec.sender}"
             raise self.refusal("name", spec.name, problem, "Choose another defence.")
-
-    def _refuse_unfounded(self, settings: Config, clients: int) -> None:
-        """Refuse a defence that relies on a random draw of one client if the protocol does not declare the draw."""
-        claimed, candidates = getattr(settings, "drawn_from", 1), self.config.drawn_from(clients)
-        if claimed in (1, candidates):
-            return
-        subject, allowed = "every client is", "1"
-        if candidates > 1:
-            subject, allowed = f"one of {candidates} clients is", f"{candidates} or 1"
-        problem = f"is not what these settings do: {subject} asked a step"
-        raise self.refusal("params.drawn_from", claimed, problem, f"Set it to {allowed}.")
-
-    def _refuse_public_index(self, settings: Config) -> None:
-        """Refuse a defence that calls an index public if the protocol's card does not promise it."""
-        sender, kind = self.spec.sender, str(self.spec.kind)
-        claims_public = getattr(settings, "public_index", False)
-        if claims_public and not has_public_index(self.protocol, self.config, kind, sender):
-            message = f"{kind} of a {sender} in {self.protocol.card.name} with these settings"
-            problem = f"is not what the protocol declares of {message}: private data may decide the index"
-            remedy = "Set it to false, or choose settings under which every sample that was asked about is answered."
-            raise self.refusal("params.public_index", True, problem, remedy)
 
 
 def refuse_untrainable(

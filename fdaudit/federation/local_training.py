@@ -110,7 +110,10 @@ class LocalTrainings:
         return [replace(job, guard=self.guard(job.party, length)) for job in jobs]
 
     def _released(self, guarded: Sequence[Job], inputs: Mapping[str, Basis]) -> dict[str, Basis]:
-        return {job.party: self.release(job.party, job.guard, inputs=inputs[job.party]) for job in guarded}
+        basis: dict[str, Basis] = {}
+        for job in guarded:
+            basis[job.party] = self.release(job.party, job.guard, inputs=inputs[job.party])
+        return basis
 
 
 def joined(*parts: Basis | Sequence[int]) -> Basis:

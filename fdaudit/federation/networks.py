@@ -84,7 +84,9 @@ class Trainers(dict[str, Trainer]):
 
     def __init__(self, networks: Networks, execution: Execution, parties: Sequence[str]) -> None:
         cores = {_key(network): Trainer(network, execution) for network in networks.distinct}
-        super().__init__({party: cores[_key(networks.of(party))] for party in parties})
+        super().__init__()
+        for party in parties:
+            self[party] = cores[_key(networks.of(party))]
 
     def fit(self, jobs: Sequence[Job], fit: Fit) -> list[Fitted]:
         """Fit each job with its party's core, all jobs of a core in one call; results are in the jobs' order.

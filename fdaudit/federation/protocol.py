@@ -89,9 +89,12 @@ def has_public_index(protocol: type[FederatedProtocol], config: Config, kind: st
         kind: kind of message before defences.
         sender: the role that sends it.
     """
-    declared = protocol.card.declared_messages
-    messages = [m for m in declared if (m["kind"], m["from"]) == (kind, sender) and "made_of" not in m]
-    return any(m.get("index") == "public" and applies(m.get("when", {}), config) for m in messages)
+    for m in protocol.card.declared_messages:
+        if (m["kind"], m["from"]) != (kind, sender) or "made_of" in m:
+            continue
+        if m.get("index") == "public" and applies(m.get("when", {}), config):
+            return True
+    return False
 
 
 def broadcasts(protocol: type[FederatedProtocol]) -> bool:

@@ -64,7 +64,11 @@ def kinds_of(protocol: type[FederatedProtocol]) -> list[str] | None:
 def roles_of(protocol: type[FederatedProtocol], config: ProtocolConfig) -> tuple[str, ...]:
     """Return the roles that take part with these settings, in the order of their declaration."""
     conditions = protocol.card.roles_when
-    return tuple(r for r in protocol.card.roles if applies(conditions.get(r, {}), config))
+    roles: list[str] = []
+    for name in protocol.card.roles:
+        if applies(conditions.get(name, {}), config):
+            roles.append(name)
+    return tuple(roles)
 
 
 def parties_of(protocol: type[FederatedProtocol], config: ProtocolConfig, clients: int) -> tuple[str, ...]:
@@ -190,12 +194,13 @@ def rehearse(
     key = child_seed(seed, "rehearsal", "secret").to_bytes(8, "big") * 2
     secret = SecretStream(key, "rehearsal").bytes(32)
     parties = parties_of(protocol, config, len(data))
-    records = {}
+    records, own_data = {}, {}
     for k, (x, y) in enumerate(data):
         name = f"client/{k}"
         if deviants and name in deviants:
             x, y = deviants[name].trains_on(x, y)
         records[name] = PartyData(x, y)
+        own_data[name] = (x, y)
     if not folder.exists():
         with written_whole(folder) as unfinished, Transcript(unfinished, secret=secret) as transcript:
             wire = Wire(
@@ -221,5 +226,5 @@ def rehearse(
         parties=parties,
         hyperparameters=config.model_dump(mode="json"),
         transport=transport,
-        own_data={k: (d.x, d.y) for k, d in records.items()},
+        own_data=own_data,
     )

@@ -100,7 +100,10 @@ class SimpleProtocol:
 
     @model.setter
     def model(self, new: Mapping[str, Tensor]) -> None:
-        put(self.state, "server/w/", {n: t.detach().cpu().clone() for n, t in new.items()})
+        copies: dict[str, Tensor] = {}
+        for name, tensor in new.items():
+            copies[name] = tensor.detach().cpu().clone()
+        put(self.state, "server/w/", copies)
         keep_basis(self.state, "server", getattr(new, "basis", ALL))
 
     @property

@@ -18,14 +18,20 @@ _RECORDS = -1
 
 def put(state: dict[str, Tensor], prefix: str, tensors: Mapping[str, Tensor]) -> None:
     """Store tensors under `prefix`, replacing everything there."""
-    for name in [n for n in state if n.startswith(prefix)]:
-        del state[name]
-    state.update({f"{prefix}{n}": t for n, t in tensors.items()})
+    for key in list(state):
+        if key.startswith(prefix):
+            del state[key]
+    for name, tensor in tensors.items():
+        state[f"{prefix}{name}"] = tensor
 
 
 def take(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors under `prefix`, by the rest of their names."""
-    return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if name.startswith(prefix):
+            tensors[name.removeprefix(prefix)] = tensor
+    return tensors
 
 
 def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -104,10 +104,12 @@ def assumptions(case: Case, card: AttackCard) -> tuple[Assumption, ...]:
         return (Assumption(None, tuple(range(case.dataset.classes))),)
     # Two random halves of the classes; one half if there is only one class.
     order = torch.randperm(case.dataset.classes, generator=child(case.seed, "auxiliary", "halves"))
-    halves = [tuple(sorted(half.tolist())) for half in order.tensor_split(2) if len(half)]
     x, y = case.auxiliary
     assumed = []
-    for half in halves:
+    for classes in order.tensor_split(2):
+        if not len(classes):
+            continue
+        half = tuple(sorted(classes.tolist()))
         rows = ~torch.isin(y, torch.tensor(half))
         if int(rows.sum()) < _LEAST:
             assumed.append(Assumption(None, half))
@@ -204,21 +206,34 @@ def merged(guesses: Sequence[Sequence[Guess]], assumed: Sequence[Assumption]) ->
             rows = torch.isin(guess.labels, torch.tensor(assumption.lacks))
             part = replace(guess, images=guess.images[rows], labels=guess.labels[rows])
             parts.setdefault(guess.target, []).append(part)
-    joined = map(_joined, parts.values())
-    return tuple(guess for guess in joined if len(guess.images))
+    with_images: list[Guess] = []
+    for joined in map(_joined, parts.values()):
+        if len(joined.images):
+            with_images.append(joined)
+    return tuple(with_images)
 
 
 def _joined(parts: Sequence[Reconstruction]) -> Reconstruction:
-    objectives = [p.objective for p in parts if p.objective is not None]
+    images: list[Tensor] = []
+    labels: list[Tensor] = []
+    objectives: list[float] = []
+    evaluations = 0
+    for part in parts:
+        images.append(part.images)
+        evaluations += part.evaluations
+        if part.labels is not None:
+            labels.append(part.labels)
+        if part.objective is not None:
+            objectives.append(part.objective)
     mean_objective = None
     if objectives:
         mean_objective = sum(objectives) / len(objectives)
     return replace(
         parts[0],
-        images=torch.cat([p.images for p in parts]),
-        labels=torch.cat([p.labels for p in parts if p.labels is not None]),
+        images=torch.cat(images),
+        labels=torch.cat(labels),
         objective=mean_objective,
-        evaluations=sum(p.evaluations for p in parts),
+        evaluations=evaluations,
     )
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
 
 from fdaudit.accounting.ledger import OracleAnswers, may_ask
-from fdaudit.events import Composed, Event, NoGuarantee
+from fdaudit.events import Composed, Event, Mechanism, NoGuarantee
 from fdaudit.federation.local_training import joined
 from fdaudit.kinds import ANSWERS
 from fdaudit.rng import SecretStream
@@ -69,7 +70,7 @@ class Access:
     def available_to(self) -> tuple[str, ...]:
         """Return the roles that can both ask and receive answers; if there are none, the coalitions that can."""
         alone = self.asked_by & self.heard_by
-        coalitions = (f"{asks}+{hears}" for asks in sorted(self.asked_by) for hears in sorted(self.heard_by))
+        coalitions = map("+".join, product(sorted(self.asked_by), sorted(self.heard_by)))
         return tuple(sorted(alone)) or tuple(coalitions)
 
     def open_to(self, members: Collection[str], transport: str) -> bool:
@@ -214,7 +215,9 @@ def exposed(case: Case, members: Collection[str]) -> dict[str, Event | None]:
             silent = any(o.party == party and o.first <= last <= o.last for o in case.outages)
             if silent or "model_parameters" in case.spec.withhold:  # it does not publish its model
                 events[party] = None
-    return {party: event for party, event in events.items() if party not in members}
+    for member in members:
+        events.pop(member, None)
+    return events
 
 
 def _holders(case: Case) -> tuple[str, ...]:
@@ -243,7 +246,10 @@ def _of_clients(case: Case, kind: str, messages: Sequence[Message]) -> Iterator[
     event = _of_budget(case, kind)
     for party in case.clients:
         # An answer depends on at least the inputs of the client's answers in the run.
-        of_answers = [m.inputs for m in messages if m.sender == party and m.kind == kind]
+        of_answers: list[Inputs] = []
+        for message in messages:
+            if message.sender == party and message.kind == kind:
+                of_answers.append(message.inputs)
         inputs = joined(_fitted_on(party, messages), *of_answers)
         yield _draft(party, inputs, event)
 
@@ -252,8 +258,11 @@ def _fitted_on(party: str, messages: Sequence[Message]) -> Inputs:
     """Return the inputs of a party's own model: its private trainings and received messages, or all that it holds."""
     trainings = set[int]()
     for message in messages:
-        if message.kind == "release" and message.sender == party:
-            trainings.update(message.seq for defense in message.defenses if defense.get("of") == "model")
+        if message.kind != "release" or message.sender != party:
+            continue
+        for defense in message.defenses:
+            if defense.get("of") == "model":
+                trainings.add(message.seq)
     if not trainings:
         return ALL
     received = {message.seq for message in messages if party in message.receivers}
@@ -269,8 +278,11 @@ def _of_budget(case: Case, kind: str) -> Event | None:
     budget = case.spec.query_budget
     if not isinstance(event, Composed):
         return replace(event, count=event.count * budget)
-    parts = tuple(replace(part, count=part.count * budget) for part in event.parts)
-    return Composed(parts=parts) if len(parts) > 1 else parts[0]
+    parts: list[Mechanism] = []
+    for part in event.parts:
+        count = part.count * budget
+        parts.append(replace(part, count=count))
+    return Composed(parts=tuple(parts)) if len(parts) > 1 else parts[0]
 
 
 def _draft(sender: str, inputs: Inputs, event: Event | None = None) -> Message:

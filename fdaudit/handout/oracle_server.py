@@ -67,9 +67,12 @@ class Answering:
                 if wanted in access.answers and self._released is not None:
                     return Oracle(wanted, budget)
             elif wanted == "hard" or access.kind != "hard_labels":
-                others = tuple(k for k in self._case.clients if k not in members and self._has(k))
+                others: list[str] = []
+                for client in self._case.clients:
+                    if client not in members and self._has(client):
+                        others.append(client)
                 if others:  # of a recorded system, no client's own model is at hand
-                    return Oracle(wanted, budget, others)
+                    return Oracle(wanted, budget, tuple(others))
         return None
 
     def reply(self, wanted: str, x: Tensor, of: str | None, noise: SecretStream) -> Tensor:

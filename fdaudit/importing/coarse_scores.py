@@ -29,7 +29,7 @@ from fdaudit.goals import Guess
 from fdaudit.goals.label_distribution import LabelDistribution
 from fdaudit.goals.reconstruction import Reconstruction
 from fdaudit.handout.auxiliary import groups_of, others
-from fdaudit.metrics import ReconstructionScore, psnr, score_reconstruction
+from fdaudit.metrics import psnr, score_reconstruction
 from fdaudit.rng import child_numpy
 from fdaudit.scoring.goals.label_distribution import score_labels
 from fdaudit.scoring.ground_truth import Truth
@@ -139,7 +139,16 @@ def refuse_too_few(run: RunDirectory, guesses: Sequence[Guess]) -> None:
                 problem = f"has fewer than {LEAST_LABELS} labels, which is too few for its class shares to be scored"
                 raise UsageError("GUESSES", guess.target, problem, "Leave it out.")
         elif isinstance(guess, Reconstruction):
-            _refuse_images(truth, guess)
+            if truth.case.missing("images"):
+                problem = "has no images in the truth"
+                raise UsageError("GUESSES", guess.target, problem, "Add them: see docs/import.md.")
+            groups = _behind_each(truth, guess)
+            if not groups or min(map(len, groups)) < LEAST_RECORDS:
+                problem = f"names messages that fewer than {LEAST_RECORDS} records stand behind"
+                raise UsageError("GUESSES", guess.target, problem, "Name messages of more records.")
+            if len(guess.images) > len(truth.rows(guess)):
+                problem = "has more images than records stand behind its messages"
+                raise UsageError("GUESSES", guess.target, problem, "Give the likeliest.")
 
 
 def coarse_figures(run: RunDirectory, guesses: Sequence[Guess]) -> dict[str, tuple[Figure, ...]]:
@@ -149,10 +158,28 @@ def coarse_figures(run: RunDirectory, guesses: Sequence[Guess]) -> dict[str, tup
         run: the run directory that scores.
         guesses: of one kind, one a party, which `refuse_too_few` let pass.
     """
-    shares = [guess for guess in guesses if isinstance(guess, LabelDistribution)]
-    if shares:
-        return _distances(_CoarseTruth(run.case, run.vault), shares)
-    return {g.target: _gains(run.truth, g) for g in guesses if isinstance(g, Reconstruction)}
+    by_party: dict[str, tuple[Figure, ...]] = {}
+    shares = []
+    for guess in guesses:
+        if isinstance(guess, LabelDistribution):
+            shares.append(guess)
+        elif isinstance(guess, Reconstruction):
+            by_party[guess.target] = _gains(run.truth, guess)
+    if not shares:
+        return by_party
+    _, targets = score_labels(_CoarseTruth(run.case, run.vault), shares)
+    for target in targets:
+        values = {figure.name: _value(figure) for figure in target.figures}
+        definition = DEFINED["label_tv"]
+        steps = math.ceil(min(values["label_tv"], definition.most) / definition.step - _SLACK)
+        # One step at least: a coarse distance does not show that nothing is left.
+        distance = multiple("label_tv", max(1, steps))
+        prior = _rounded_down("label_tv_prior", values["label_tv_prior"])
+        by_party[target.target] = (
+            defined("label_tv", distance, None, 1),
+            defined("label_tv_prior", prior, None, 1),
+        )
+    return by_party
 
 
 def together(by_party: Mapping[str, Sequence[Figure]]) -> tuple[Figure, ...]:
@@ -171,9 +198,12 @@ def together(by_party: Mapping[str, Sequence[Figure]]) -> tuple[Figure, ...]:
             continue
         values = [_value(figure) for figure in figures]
         if DEFINED[name].goal == "reconstruction":  # more than half of each party's records reach the least
-            low = min((figure.low for figure in figures if figure.low is not None), default=None)
-            items = sum(figure.n or 0 for figure in figures)
-            overall.append(defined(name, min(values), low, items))
+            lows, items = [], 0
+            for figure in figures:
+                items += figure.n or 0
+                if figure.low is not None:
+                    lows.append(figure.low)
+            overall.append(defined(name, min(values), min(lows, default=None), items))
             continue
         about = defined(name, 0.0, None, len(figures))
         mean = math.fsum(values) / len(values)
@@ -221,19 +251,6 @@ def coarse_shares(counts: Tensor) -> Tensor:
 # -- images -------------------------------------------------------------------------------------------------------
 
 
-def _refuse_images(truth: Truth, guess: Reconstruction) -> None:
-    if truth.case.missing("images"):
-        problem = "has no images in the truth"
-        raise UsageError("GUESSES", guess.target, problem, "Add them: see docs/import.md.")
-    groups = _behind_each(truth, guess)
-    if not groups or min(map(len, groups)) < LEAST_RECORDS:
-        problem = f"names messages that fewer than {LEAST_RECORDS} records stand behind"
-        raise UsageError("GUESSES", guess.target, problem, "Name messages of more records.")
-    if len(guess.images) > len(truth.rows(guess)):
-        problem = "has more images than records stand behind its messages"
-        raise UsageError("GUESSES", guess.target, problem, "Give the likeliest.")
-
-
 def _behind_each(truth: Truth, guess: Reconstruction) -> list[Tensor]:
     """Return the records (n,) behind each message of a guess that has any."""
     messages = dict.fromkeys(guess.messages)
@@ -243,19 +260,40 @@ def _behind_each(truth: Truth, guess: Reconstruction) -> list[Tensor]:
 
 def _gains(truth: Truth, guess: Reconstruction) -> tuple[Figure, ...]:
     """Return the gain that more than half of the records behind each message reach, and their PSNR."""
-    rows = truth.rows(guess)
-    means = _mean_image_psnr(truth, guess)
+    case, rows = truth.case, truth.rows(guess)
+    records, _ = truth.records(guess)
+    # Auxiliary records may be few or of another kind, and an asker would climb from a weak prior. The mean image of the
+    # party's records is therefore another.
+    all_images, _ = case.records(guess.target)
+    mean = all_images.double().mean(0, keepdim=True).clamp(0, 1)
+    means: list[float] = psnr(mean.expand_as(records), records.double()).tolist()
     gains, psnrs = np.zeros(len(rows)), np.zeros(len(rows))
-    for image in _compared(truth, guess).images:
+    # Other parties' records have no part in it: answers about one party are not charged to others.
+    x, y = others(case).prior
+    groups = case.dataset.known_groups
+    true_labels = None
+    if groups is not None:
+        true_labels = [groups[rows]]
+    score = score_reconstruction(
+        [guess.images],
+        [records],
+        x,
+        child_numpy(case.seed, "site", guess.target),
+        true_labels=true_labels,
+        auxiliary_labels=groups_of(case, y),
+    )
+    for image in score.images:
         prior = max(means[image.truth], image.psnr_prior or 0.0)
         gains[image.truth] = image.psnr - prior
         psnrs[image.truth] = image.psnr
     sizes, reached_gains, low_gains, reached_psnrs = [], [], [], []
-    for records in _behind_each(truth, guess):
-        group = torch.isin(rows, records).numpy()
+    for behind in _behind_each(truth, guess):
+        group = torch.isin(rows, behind).numpy()
         sizes.append(int(group.sum()))
         reached_gains.append(_rounded_down("psnr_gain", _reached(gains[group])))
-        low_gains.append(_rounded_down("psnr_gain", _bound(gains[group])))
+        # The lower end of the median's interval by the sign test is an order statistic of 5 values or more.
+        place = int(scipy.stats.binom.ppf(1 - _CONFIDENCE, sizes[-1], 0.5)) - 1
+        low_gains.append(_rounded_down("psnr_gain", float(np.sort(gains[group])[place])))
         reached_psnrs.append(_rounded_down("psnr", _reached(psnrs[group])))
     gain, least = min(reached_gains), min(sizes)
     figures = [defined("psnr_gain", gain, min(low_gains), least)]
@@ -264,48 +302,9 @@ def _gains(truth: Truth, guess: Reconstruction) -> tuple[Figure, ...]:
     return tuple(figures)
 
 
-def _compared(truth: Truth, guess: Reconstruction) -> ReconstructionScore:
-    """Compare a guess with the records behind its messages, and with the prior.
-
-    Other parties' records have no part in it: answers about one party are not charged to others.
-    """
-    case = truth.case
-    x, y = others(case).prior
-    groups = case.dataset.known_groups
-    true_labels = None
-    if groups is not None:
-        true_labels = [groups[truth.rows(guess)]]
-    return score_reconstruction(
-        [guess.images],
-        [truth.records(guess)[0]],
-        x,
-        child_numpy(case.seed, "site", guess.target),
-        true_labels=true_labels,
-        auxiliary_labels=groups_of(case, y),
-    )
-
-
-def _mean_image_psnr(truth: Truth, guess: Reconstruction) -> list[float]:
-    """Return the PSNR in dB (n,) of the mean image of a party's records, for each record that a guess is about.
-
-    Auxiliary records may be few or of another kind. A weak prior would let an asker climb from there.
-    """
-    x, _ = truth.records(guess)
-    all_images, _ = truth.case.records(guess.target)
-    mean = all_images.double().mean(0, keepdim=True).clamp(0, 1)
-    values: list[float] = psnr(mean.expand_as(x), x.double()).tolist()
-    return values
-
-
 def _reached(values: NDArray[np.float64]) -> float:
     """Return the largest value that more than half of the values (n,) reach."""
     return float(np.sort(values)[(len(values) - 1) // 2])
-
-
-def _bound(values: NDArray[np.float64]) -> float:
-    """Return the lower end of the median's interval by the sign test: an order statistic of the values (n,), n >= 5."""
-    place = int(scipy.stats.binom.ppf(1 - _CONFIDENCE, len(values), 0.5)) - 1
-    return float(np.sort(values)[place])
 
 
 # -- class shares -------------------------------------------------------------------------------------------------
@@ -324,20 +323,6 @@ class _CoarseTruth(Truth):
         return coarse_shares(_class_counts(self, client))
 
 
-def _distances(truth: _CoarseTruth, guesses: Sequence[LabelDistribution]) -> dict[str, tuple[Figure, ...]]:
-    _, targets = score_labels(truth, guesses)
-    by_party = dict[str, tuple[Figure, ...]]()
-    for target in targets:
-        values = {figure.name: _value(figure) for figure in target.figures}
-        distance = _rounded_up("label_tv", values["label_tv"])
-        prior = _rounded_down("label_tv_prior", values["label_tv_prior"])
-        by_party[target.target] = (
-            defined("label_tv", distance, None, 1),
-            defined("label_tv_prior", prior, None, 1),
-        )
-    return by_party
-
-
 def _value(figure: Figure) -> float:
     if figure.value is None:
         raise TypeError(f"{figure.name} has no value")
@@ -351,12 +336,6 @@ _SLACK = 1e-9
 def _rounded_down(name: str, value: float) -> float:
     definition = DEFINED[name]
     return multiple(name, math.floor(min(max(value, 0.0), definition.most) / definition.step + _SLACK))
-
-
-def _rounded_up(name: str, value: float) -> float:
-    """Round up, to one step at least: a coarse distance does not show that nothing is left."""
-    definition = DEFINED[name]
-    return multiple(name, max(1, math.ceil(min(value, definition.most) / definition.step - _SLACK)))
 
 
 def multiple(name: str, count: int) -> float:

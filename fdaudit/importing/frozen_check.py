@@ -110,7 +110,10 @@ def _movements(models: ModelsOnRecord) -> Iterator[tuple[Message, Mapping[str, b
         if not models.is_readable(message):
             continue
         if message.kind != "model_parameters":  # a gradient or a difference, which shows what moved by itself
-            yield message, {name: bool(change.any()) for name, change in models.weights(message).items()}
+            moved = {}
+            for name, change in models.weights(message).items():
+                moved[name] = bool(change.any())
+            yield message, moved
             continue
         start = models.start(message)
         if start is None or start.payload is None:

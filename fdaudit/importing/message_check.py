@@ -90,7 +90,10 @@ def refuse_varied_sizes(card: Card, fixed: Collection[tuple[str, str]], messages
     Raises:
         SpecError: sizes differ.
     """
-    stated = {(m.kind, m.sender) for m in card.messages if m.fixed_size}
+    stated = set[tuple[str, str]]()
+    for facts in card.messages:
+        if facts.fixed_size:
+            stated.add((facts.kind, facts.sender))
     due: set[tuple[str, str]] = set(stated)
     if card.transport == "encrypted":
         due.update(fixed)
@@ -113,4 +116,7 @@ def refuse_varied_sizes(card: Card, fixed: Collection[tuple[str, str]], messages
 
 def _size(message: Message) -> tuple[int, int]:
     """Return the stated bytes, and the numbers that the tensors hold."""
-    return message.bytes_on_wire, sum(math.prod(info.shape) for info in message.tensors.values())
+    numbers = 0
+    for info in message.tensors.values():
+        numbers += math.prod(info.shape)
+    return message.bytes_on_wire, numbers

@@ -65,12 +65,26 @@ def refuse_false_card(case: Case, transcript: Path, messages: Sequence[Message])
     refuse_other_tensors(card.classes, messages)
     refuse_strange_classes(card.classes, transcript, messages)
     refuse_varied_sizes(card, fixed_sizes(case), messages)
+    classes, shape = card.classes, card.input_shape
     networks: dict[int, Shapes] = {}  # by identity: clients share networks
     for message in messages:
         if message.kind in KINDS:
             sizes = KINDS[message.kind].sizes(shapes_of(message.tensors))
-            _refuse_other_classes(card.classes, sizes, transcript, message)
-            _refuse_other_images(card.input_shape, sizes, message)
+            contradiction = None
+            if sizes.get("C", classes) != classes:
+                contradiction = f"has {sizes['C']} entries a row"
+            elif message.kind == "hard_labels" and message.payload is not None:
+                values = readable(decode(read_payload(transcript, message))).get("values")
+                if values is not None and values.numel() and (most := int(values.long().max())) >= classes:
+                    contradiction = f"has a label {most}"
+            if contradiction is not None:
+                problem = f"cannot be true: message {message.seq}, {message.kind}, {contradiction}"
+                raise SpecError("card.classes", classes, problem, "Correct it.")
+            on_record = tuple(map(sizes.get, "chw"))
+            if None not in on_record and on_record != shape:
+                images = "x".join(map(str, on_record))
+                problem = f"cannot be true: message {message.seq}, {message.kind}, holds images of {images}"
+                raise SpecError("card.input_shape", list(shape), problem, "Correct it.")
         if message.kind in MODELS and card.model is not None:
             party = message.sender if role(message.sender) == "client" else "server"
             network = case.named_networks.of(party)
@@ -93,27 +107,6 @@ def _refuse_false_attestation(case: Case, messages: Sequence[Message]) -> None:
             if isinstance(part, Gaussian) and part.drawn_from > len(case.clients):
                 problem = f"is more than the {len(case.clients)} clients of the record"
                 raise SpecError(f"{field}.event.drawn_from", part.drawn_from, problem, "Correct it.")
-
-
-def _refuse_other_classes(classes: int, sizes: Mapping[str, int], transcript: Path, message: Message) -> None:
-    contradiction = None
-    if sizes.get("C", classes) != classes:
-        contradiction = f"has {sizes['C']} entries a row"
-    elif message.kind == "hard_labels" and message.payload is not None:
-        values = readable(decode(read_payload(transcript, message))).get("values")
-        if values is not None and values.numel() and (most := int(values.long().max())) >= classes:
-            contradiction = f"has a label {most}"
-    if contradiction is not None:
-        problem = f"cannot be true: message {message.seq}, {message.kind}, {contradiction}"
-        raise SpecError("card.classes", classes, problem, "Correct it.")
-
-
-def _refuse_other_images(shape: tuple[int, ...], sizes: Mapping[str, int], message: Message) -> None:
-    on_record = tuple(sizes[letter] for letter in "chw" if letter in sizes)
-    if len(on_record) == 3 and on_record != shape:
-        images = "x".join(map(str, on_record))
-        problem = f"cannot be true: message {message.seq}, {message.kind}, holds images of {images}"
-        raise SpecError("card.input_shape", list(shape), problem, "Correct it.")
 
 
 def _refuse_other_network(network: Shapes, name: str, naming: Naming, message: Message) -> None:
@@ -161,10 +154,16 @@ def contradictions(case: Case, messages: Sequence[Message], uses: Uses | None) -
             sender = f"{message.sender} sent, no client"
             sentences.append(f"uses.jsonl names records behind message {seq}, which {sender}")
         else:
+            # Inputs may reach the sender's data through a release inside the sender.
             if (
                 message.inputs != ALL
                 and DATA not in message.inputs
-                and not _through_release(message, messages)
+                and not any(
+                    isinstance(i, int)
+                    and messages[i].kind == "release"
+                    and messages[i].sender == message.sender
+                    for i in message.inputs
+                )
             ):
                 problem = "declares inputs without the sender's data, and uses.jsonl names records behind it"
                 narrow = "its inputs are declared too narrow"
@@ -179,14 +178,6 @@ def contradictions(case: Case, messages: Sequence[Message], uses: Uses | None) -
     if len(sentences) > _MOST_SHOWN:
         sentences = [*sentences[:_MOST_SHOWN], f"and {len(sentences) - _MOST_SHOWN} more of the like"]
     return sentences
-
-
-def _through_release(message: Message, messages: Sequence[Message]) -> bool:
-    """Return whether a message's inputs reach its sender's data through a release inside the sender."""
-    return any(
-        isinstance(i, int) and messages[i].kind == "release" and messages[i].sender == message.sender
-        for i in message.inputs
-    )
 
 
 def _left_out_but_used(case: Case, message: Message, records: Sequence[int]) -> Iterator[str]:

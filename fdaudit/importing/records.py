@@ -155,7 +155,9 @@ def check(
         case, defects = compared.case, compared.defects
         notes = [*checked.notes, *files.notes, *compared.notes()]
         if not defects:
-            notes += [member.words for member in unused_members(case, compared.messages, compared.uses)]
+            for member in unused_members(case, compared.messages, compared.uses):
+                words = member.words
+                notes.append(words)
     notes += [f"Not brought: {what}." for what in case.not_brought.values()]
     return defects, notes
 

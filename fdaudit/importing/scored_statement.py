@@ -102,7 +102,19 @@ class Scored(Config):
         if len(set(parties)) < len(parties):
             raise ValueError("names a party twice. Name each party once.")
         for target in self.targets:
-            _refuse_other_figures(self.goal, target)
+            due = [name for name, definition in DEFINED.items() if definition.goal == self.goal]
+            if self.goal == "reconstruction" and not target.figures[0].value:
+                due.remove("psnr")
+            if [figure.name for figure in target.figures] != due:
+                raise ValueError(
+                    f"has other figures of {target.target} than {', '.join(due)}. Give these, in this order."
+                )
+            if len({figure.n for figure in target.figures}) > 1:
+                raise ValueError(
+                    f"has figures of {target.target} with different n. Give one number of records."
+                )
+            for figure in target.figures:
+                _refuse_value(f"{figure.name} of {target.target}", self.goal, figure)
         overall, _ = self.results()
         if [_written(figure) for figure in overall] != [f.model_dump(mode="json") for f in self.figures]:
             raise ValueError(
@@ -117,9 +129,12 @@ class Scored(Config):
         by_party, targets = dict[str, tuple[Figure, ...]](), list[Target]()
         for scored in self.targets:
             # With what their definitions say.
-            figures = tuple(defined(f.name, f.value, f.low, f.n) for f in scored.figures)
-            by_party[scored.target] = figures
-            targets.append(Target(target=scored.target, figures=figures))
+            figures = []
+            for f in scored.figures:
+                figure = defined(f.name, f.value, f.low, f.n)
+                figures.append(figure)
+            by_party[scored.target] = tuple(figures)
+            targets.append(Target(target=scored.target, figures=tuple(figures)))
         return together(by_party), tuple(targets)
 
 
@@ -245,22 +260,8 @@ def refuse_other_guesses(statement: ScoredStatement, given: GuessFile, digest: s
 # -- figures ------------------------------------------------------------------------------------------------------
 
 
-def _refuse_other_figures(goal: str, target: ScoredTarget) -> None:
-    """Refuse figures that are not all of the goal's in their order, or that a site could not have rounded so."""
-    due = [name for name, definition in DEFINED.items() if definition.goal == goal]
-    if goal == "reconstruction" and not target.figures[0].value:
-        due.remove("psnr")
-    if [figure.name for figure in target.figures] != due:
-        raise ValueError(
-            f"has other figures of {target.target} than {', '.join(due)}. Give these, in this order."
-        )
-    if len({figure.n for figure in target.figures}) > 1:
-        raise ValueError(f"has figures of {target.target} with different n. Give one number of records.")
-    for figure in target.figures:
-        _refuse_value(f"{figure.name} of {target.target}", goal, figure)
-
-
 def _refuse_value(what: str, goal: str, figure: ScoredFigure) -> None:
+    """Refuse a figure that a site could not have rounded so."""
     definition = DEFINED[figure.name]
     for value in (figure.value, figure.low):
         if value is None:

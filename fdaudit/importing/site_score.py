@@ -165,7 +165,11 @@ def _scorable(
         problem = f"is the end of another record than {lines}"
         raise UsageError("guesses.head", given.head, problem, "Give the record that was attacked.")
     all_guesses = to_guesses(given, path.parent, run.case.dataset.input_shape)
-    scorable = tuple(g for g in all_guesses if len(run.case.numbered(g.target)))
+    about_records = []
+    for guess in all_guesses:
+        if len(run.case.numbered(guess.target)):
+            about_records.append(guess)
+    scorable = tuple(about_records)
     if not scorable:
         problem = "is about nobody whose records are in the truth"
         raise UsageError("GUESSES", str(path), problem, "Give the truth of the site that it is about.")

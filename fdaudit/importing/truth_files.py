@@ -85,16 +85,33 @@ def truth_files(directories: Sequence[Path], card: Card, parties: Sequence[str])
     with scratch("truth") as folder:
         left_out: tuple[str, ...] = ()
         if REPLIES in files:
-            _join(files, notes, folder)
+            # Join the notes of sites with the server's, as the two files that a recorder writes.
+            uses, site_of = joined_notes(files[REPLIES], notes, files.get(NODES))
+            if SITES in files:
+                site_of = dict(read_sites(files[SITES]))
+            if notes:
+                lines = ""
+                for seq, records in uses.items():
+                    lines += json.dumps({"seq": seq, "records": records}) + "\n"
+                files[USES] = folder / USES
+                write_atomically(files[USES], lines.encode())
+            files[SITES] = folder / SITES
+            write_atomically(files[SITES], json.dumps(site_of).encode())
         if sites:
             left_out = _put_together(files, sites, card, parties, folder)
-        parts = {name: files[name] for name in (USES, SITES, LISTS, ARRAYS) if name in files}
+        parts = {}
+        for name in (USES, SITES, LISTS, ARRAYS):
+            if name in files:
+                parts[name] = files[name]
         yield TruthFiles(parts, card.image_range, left_out)
 
 
 def home_of_records(directories: Sequence[Path]) -> Path:
     """Return the first directory of a truth that holds records; there is one, as `truth_files` found them."""
-    return next(d for d in directories if (d / ARRAYS).exists() or any(d.glob(f"{_SITE}*.npz")))
+    for directory in directories:
+        if (directory / ARRAYS).exists() or any(directory.glob(f"{_SITE}*.npz")):
+            break
+    return directory
 
 
 def _found(directories: Sequence[Path]) -> tuple[dict[str, Path], dict[str, Path], list[Path]]:
@@ -138,21 +155,6 @@ def _give_once(directory: Path, files: dict[str, Path], name: str, path: Path) -
     files[name] = path
 
 
-def _join(files: dict[str, Path], notes: Sequence[Path], folder: Path) -> None:
-    """Join the notes of sites with the server's, as the two files that a recorder writes."""
-    uses, sites = joined_notes(files[REPLIES], notes, files.get(NODES))
-    if SITES in files:
-        sites = dict(read_sites(files[SITES]))
-    if notes:
-        lines = ""
-        for seq, records in uses.items():
-            lines += json.dumps({"seq": seq, "records": records}) + "\n"
-        files[USES] = folder / USES
-        write_atomically(files[USES], lines.encode())
-    files[SITES] = folder / SITES
-    write_atomically(files[SITES], json.dumps(sites).encode())
-
-
 # -- files of sites -----------------------------------------------------------------------------------------------
 
 
@@ -172,9 +174,14 @@ def _put_together(
             rows, held_out = arrays.add(others.pop(site))
             lists["clients"][party] = _client(rows, held_out)
     if not lists["clients"]:
-        names = ", ".join(path.name for path in list(sites.values())[:3])
+        names = []
+        for path in list(sites.values())[:3]:
+            name = path.name
+            names.append(name)
         problem = "is of no client of the record"
-        raise DataError("truth", names, problem, "Name the files by the sites, or the clients' numbers.")
+        raise DataError(
+            "truth", ", ".join(names), problem, "Name the files by the sites, or the clients' numbers."
+        )
     for name in _SHARED:
         if f"{name}.npz" in files:
             lists[name], _ = arrays.add(files.pop(f"{name}.npz"))
@@ -261,23 +268,17 @@ class _FileRecords:
         if len(shape) == 1:
             return records
         if records.dtype.kind == "f":
-            records = self._images(name, records)
-        return np.moveaxis(records, 1, 3)
-
-    def _images(self, name: str, x: NDArray[Any]) -> NDArray[Any]:
-        """Return what clients had before they did to it what the card says, after a check of its range."""
-        preprocess = self._card.preprocess
-        if preprocess is not None:
-            mean, std = preprocess.channels.values()
-            x = x * np.reshape(std, (-1, 1, 1)) + np.reshape(mean, (-1, 1, 1))
-        low, high = self._card.image_range
-        least, most = float(x.min()), float(x.max())
-        room = _ROUNDING * (high - low)
-        if least < low - room or most > high + room:
-            before = ""
-            if preprocess is not None:
+            before, preprocess = "", self._card.preprocess
+            if preprocess is not None:  # what clients had before they did to it what the card says
                 before = " before `preprocess` of the card"
-            problem = f"was in [{least:.6g}, {most:.6g}]{before}, and images are in [{low:g}, {high:g}]"
-            remedy = "State under `preprocess` in the card what clients do to images before the network."
-            raise DataError(name, "x", problem, remedy)
-        return x.clip(low, high)
+                mean, std = preprocess.channels.values()
+                records = records * np.reshape(std, (-1, 1, 1)) + np.reshape(mean, (-1, 1, 1))
+            low, high = self._card.image_range
+            least, most = float(records.min()), float(records.max())
+            room = _ROUNDING * (high - low)
+            if least < low - room or most > high + room:
+                problem = f"was in [{least:.6g}, {most:.6g}]{before}, and images are in [{low:g}, {high:g}]"
+                remedy = "State under `preprocess` in the card what clients do to images before the network."
+                raise DataError(name, "x", problem, remedy)
+            records = records.clip(low, high)
+        return np.moveaxis(records, 1, 3)

@@ -122,8 +122,11 @@ class CellAttacks:
 
 
 def _confined(missing: Mapping[str, str]) -> Confinement:
-    layers = tuple(layer for layer in (*LAYERS, _TIME) if layer not in missing)
-    return Confinement(held=layers, missing=dict(missing))
+    layers: list[str] = []
+    for layer in (*LAYERS, _TIME):
+        if layer not in missing:
+            layers.append(layer)
+    return Confinement(held=tuple(layers), missing=dict(missing))
 
 
 class Attacker:
@@ -223,7 +226,15 @@ class Attacker:
         except EndedError:
             raise AttackFailedError(self._ending()) from None
         finally:
-            self._pass_on()
+            if self._output is not None:
+                number = self._output.fileno()
+                # The process writes at this file's position, which pread does not move.
+                data = os.pread(number, _MOST_OUTPUT, self._printed)
+                self._printed = os.fstat(number).st_size
+                text = data.decode("ascii", "backslashreplace")
+                printable = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+                if printable.strip():
+                    sys.stderr.write(printable.rstrip() + "\n")
 
     @property
     def alive(self) -> bool:
@@ -240,19 +251,6 @@ class Attacker:
         with suppress(ValueError):
             return f"{ENDED} ({Signals(status - BY_SIGNAL).name})"
         return ENDINGS.get(status, ENDED)
-
-    def _pass_on(self) -> None:
-        """Print the process's new output as plain text."""
-        if self._output is None:
-            return
-        number = self._output.fileno()
-        # The process writes at this file's position, which pread does not move.
-        data = os.pread(number, _MOST_OUTPUT, self._printed)
-        self._printed = os.fstat(number).st_size
-        text = data.decode("ascii", "backslashreplace")
-        printable = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
-        if printable.strip():
-            sys.stderr.write(printable.rstrip() + "\n")
 
     def close(self) -> None:
         """End the process and all its children, and remove its directories."""
@@ -317,7 +315,10 @@ def stated_reason(frame: Frame) -> str:
 
 def _surroundings(own: bool) -> dict[str, str]:
     """Return the environment variables that an attack's process receives."""
-    variables = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    variables: dict[str, str] = {}
+    for name in _KEPT:
+        if name in os.environ:
+            variables[name] = os.environ[name]
     if own:
         variables |= handed_on()
     variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

@@ -166,7 +166,10 @@ def _another_user(allowed: Allowed) -> str | None:
         return _TRUSTED
     if allowed.user is None or os.geteuid() != 0:
         return _OWN_USER
-    own = [path for path in allowed.writable if not path.startswith(("/dev", "/proc"))]
+    own: list[str] = []
+    for path in allowed.writable:
+        if not path.startswith(("/dev", "/proc")):
+            own.append(path)
     try:
         hidden = namespaces.unreachable([*allowed.readable, *own], allowed.user)
         if hidden is None:
@@ -200,7 +203,10 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> str | No
     version = landlock_version()
     if not version:
         return _NO_LANDLOCK
-    files = sum(rights for since, rights in _ALL_BY_VERSION if version >= since)
+    files = 0
+    for since, rights in _ALL_BY_VERSION:
+        if version >= since:
+            files += rights
     tcp, scope, size = 0, 0, 8  # the size in bytes of the attributes that this version reads
     if version >= _TCP_SINCE:
         tcp, size = _TCP, 16

@@ -81,8 +81,16 @@ def keep(child: int, parent: int, bounds: Bounds) -> NoReturn:
             os.dup2(nothing, number)
         os.chdir("/")
         why = _watched(child, parent, bounds)
+    # Descendants that lose their parent become children of this process, so it collects all of them.
     with suppress(BaseException):
-        _end_all()
+        while True:
+            for process in _descendants():
+                with suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                break
     if why == -signal.SIGKILL:  # its starter tells this from an end of its own
         os.kill(os.getpid(), signal.SIGKILL)
     if why in ENDINGS:
@@ -117,10 +125,21 @@ def _excess(bounds: Bounds, free: int) -> int | None:
         return _TOO_MANY_PROCESSES
     if sum(map(_memory, processes)) > bounds.memory:
         return _TOO_MUCH_MEMORY
-    if bounds.folder is not None:
-        scarce = _free(bounds.folder) < min(free - _SPARE_DISK, _SPARE_DISK)
-        if scarce or _written(bounds.folder, bounds.disk) > bounds.disk:
-            return _TOO_MUCH_DISK
+    if bounds.folder is None:
+        return None
+    if _free(bounds.folder) < min(free - _SPARE_DISK, _SPARE_DISK):
+        return _TOO_MUCH_DISK
+    # What is on disk is counted until there is too much.
+    total, agenda = 0, [bounds.folder]
+    while agenda and total <= bounds.disk:
+        with suppress(OSError), os.scandir(agenda.pop()) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        agenda.append(entry.path)
+                    total += max(_LEAST_ENTRY, 512 * entry.stat(follow_symlinks=False).st_blocks)
+    if total > bounds.disk:
+        return _TOO_MUCH_DISK
     return None
 
 
@@ -133,7 +152,11 @@ def _descendants() -> Sequence[int]:
                 parents[int(name)] = int(after_name.split()[1])
     processes, more = set[int](), {os.getpid()}
     while more:
-        more = {process for process, above in parents.items() if above in more} - processes
+        children = set[int]()
+        for process, above in parents.items():
+            if above in more:
+                children.add(process)
+        more = children - processes
         processes |= more
     return sorted(processes)
 
@@ -146,19 +169,6 @@ def _memory(process: int) -> int:
     return 0
 
 
-def _written(folder: str, most: int) -> int:
-    """Return the bytes on disk below a folder, counted until there are more than the most."""
-    total, agenda = 0, [folder]
-    while agenda and total <= most:
-        with suppress(OSError), os.scandir(agenda.pop()) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    if entry.is_dir(follow_symlinks=False):
-                        agenda.append(entry.path)
-                    total += max(_LEAST_ENTRY, 512 * entry.stat(follow_symlinks=False).st_blocks)
-    return total
-
-
 def _free(folder: str | None) -> int:
     if folder is None:
         return 0
@@ -166,15 +176,3 @@ def _free(folder: str | None) -> int:
         system = os.statvfs(folder)
         return system.f_bavail * system.f_frsize
     return 0
-
-
-def _end_all() -> None:
-    """Kill and collect every descendant; those that lose their parent become children of this process."""
-    while True:
-        for process in _descendants():
-            with suppress(OSError):
-                os.kill(process, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return

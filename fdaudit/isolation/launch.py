@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock, active_count
-from typing import Any, BinaryIO, NoReturn, Protocol, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from fdaudit.errors import FdauditError
 from fdaudit.isolation.confinement import Allowed
@@ -109,29 +109,24 @@ def fork(launch: Launch) -> tuple[Process, BinaryIO, BinaryIO]:
     from_here, to_there = os.pipe()
     from_there, to_here = os.pipe()
     pid = os.fork()
-    if pid == 0:
-        _become(launch, from_here, to_here)
+    if pid == 0:  # the child serves trials until its input ends
+        with suppress(BaseException):
+            os.setsid()
+            for number, descriptor in enumerate((from_here, to_here, launch.output.fileno())):
+                os.dup2(descriptor, number)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.environ.clear()
+            os.environ.update(launch.variables)
+            os.chdir(launch.directory)
+            # PyTorch's compiler makes a directory among temporary files, and may not write where the starter has them.
+            tempfile.tempdir = None
+            from fdaudit.isolation.process import serve_until_the_end
+
+            serve_until_the_end(launch.allowed)
+        os._exit(1)
     os.close(from_here)
     os.close(to_here)
     return _Forked(pid), os.fdopen(from_there, "rb"), os.fdopen(to_there, "wb")
-
-
-def _become(launch: Launch, reading: int, writing: int) -> NoReturn:
-    """Serve trials in the child until its input ends."""
-    with suppress(BaseException):
-        os.setsid()
-        for number, descriptor in enumerate((reading, writing, launch.output.fileno())):
-            os.dup2(descriptor, number)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        os.environ.clear()
-        os.environ.update(launch.variables)
-        os.chdir(launch.directory)
-        # PyTorch's compiler makes a directory among temporary files, and may not write where the starter has them.
-        tempfile.tempdir = None
-        from fdaudit.isolation.process import serve_until_the_end
-
-        serve_until_the_end(launch.allowed)
-    os._exit(1)
 
 
 @dataclass

@@ -57,8 +57,12 @@ def readable() -> list[str]:
             paths.append(folder)
         elif folder.is_dir() and folder != stdlib:  # a source directory: only its packages and modules
             paths += filter(_is_importable, folder.iterdir())
-    existing = {str(path.absolute()) for path in paths if path.exists()}
-    return [_ITSELF, *sorted(existing | {os.path.realpath(name) for name in existing})]
+    names = set[str]()
+    for path in paths:
+        if path.exists():
+            name = str(path.absolute())
+            names |= {name, os.path.realpath(name)}
+    return [_ITSELF, *sorted(names)]
 
 
 def devices() -> list[str]:
@@ -66,8 +70,10 @@ def devices() -> list[str]:
 
     CUDA does not start if it cannot name its threads, which it does in the process's own directory of `/proc`.
     """
-    paths = sorted(path for name in _DEVICES for path in _DEV.glob(name))
-    names = list(map(str, paths))
+    paths: list[Path] = []
+    for name in _DEVICES:
+        paths += _DEV.glob(name)
+    names = list(map(str, sorted(paths)))
     if any(path.match("nvidia*") for path in paths):
         names.append(_ITSELF)
     return names
@@ -104,8 +110,11 @@ def _package(name: str) -> list[Path]:
     if spec is None:
         return []
     if spec.origin is None:
-        places = map(Path, spec.submodule_search_locations or ())
-        return [place for place in places if _is_site(place.parent) and not _holds_run(place)]
+        places: list[Path] = []
+        for place in map(Path, spec.submodule_search_locations or ()):
+            if _is_site(place.parent) and not _holds_run(place):
+                places.append(place)
+        return places
     if spec.submodule_search_locations is None:
         return [Path(spec.origin)]
     return list(filter(_is_importable, map(Path, spec.submodule_search_locations)))

@@ -106,7 +106,10 @@ class Rehearsal:
     def _deviants(self) -> Mapping[str, DeviatingParty]:
         entries = [validate(DeviationEntry, entry) for entry in self.setting.get("deviations", ())]
         common, config, card = self.common, self._config, self._protocol.card
-        messages = [m for m in card.declared_messages if applies(m.get("when", {}), config)]
+        messages = []
+        for message in card.declared_messages:
+            if applies(message.get("when", {}), config):
+                messages.append(message)
         knowledge = Knowledge(
             architecture=common.networks.shared,
             auxiliary=self.shared if len(self.shared[1]) else None,

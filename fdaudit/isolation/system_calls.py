@@ -98,6 +98,7 @@ _LOAD, _EQUAL, _GREATER, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x25, 0x35, 
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _AF_UNIX, _DATAGRAM = 1, 2
 Step = tuple[int, int, int, int]
+"""A step of the filter: operation, steps to skip if it holds, if not, operand."""
 
 
 def libc() -> ctypes.CDLL:
@@ -135,16 +136,6 @@ def filter_calls(alone: bool, accelerator: bool) -> None:
     column, architecture = _ARCHITECTURES.get(platform.machine(), (0, 0))
     if sys.platform != "linux" or not architecture or sys.maxsize < 2**32:
         raise OSError(errno.ENOSYS, f"system calls of {platform.machine()} are not known")
-    program = _program(column, architecture, alone, accelerator)
-    packed = b"".join(struct.pack("=HBBI", *step) for step in program)
-    buffer = ctypes.create_string_buffer(packed, len(packed))
-    header = struct.pack("@HP", len(program), ctypes.addressof(buffer))
-    checked(libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    checked(libc().prctl(_PR_SET_SECCOMP, _MODE_FILTER, header, 0, 0))
-
-
-def _program(column: int, architecture: int, alone: bool, accelerator: bool) -> list[Step]:
-    """Return the filter's steps: (operation, steps to skip if it holds, if not, operand)."""
     program: list[Step] = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_EQUAL, 1, 0, architecture),
@@ -153,17 +144,26 @@ def _program(column: int, architecture: int, alone: bool, accelerator: bool) -> 
     ]
     if column == 0:  # x32: the numbers of x86-64 with a bit on top
         program += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]
-    refused = [numbers[column] for group in _REFUSED for numbers in group.values()]
+    refused = set[int]()
+    for group in _REFUSED:
+        for by_architecture in group.values():
+            call = by_architecture[column]
+            if call is not None:
+                refused.add(call)
     exception = {_SOCKETS["socketpair"][column]} if accelerator else {_MEMFD[column]}
-    for number in sorted({n for n in refused if n is not None} ^ exception):
+    for number in sorted(refused ^ exception):
         error = errno.ECONNREFUSED if number == _SOCKETS["connect"][column] else errno.EPERM
         program += _where(number, [(_RETURN, 0, 0, _ERROR | error)])
     # The library then uses `clone`.
     program += _where(_CLONE3[column], [(_RETURN, 0, 0, _ERROR | errno.ENOSYS)])
     for numbers, steps in _conditions(alone, accelerator):
         program += _where(numbers[column], [*steps, (_RETURN, 0, 0, _ALLOW)])
-    program += [(_GREATER, 0, 1, _NEWEST), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
-    return [*program, (_RETURN, 0, 0, _ALLOW)]
+    program += [(_GREATER, 0, 1, _NEWEST), (_RETURN, 0, 0, _ERROR | errno.ENOSYS), (_RETURN, 0, 0, _ALLOW)]
+    packed = b"".join(struct.pack("=HBBI", *step) for step in program)
+    buffer = ctypes.create_string_buffer(packed, len(packed))
+    header = struct.pack("@HP", len(program), ctypes.addressof(buffer))
+    checked(libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    checked(libc().prctl(_PR_SET_SECCOMP, _MODE_FILTER, header, 0, 0))
 
 
 def _conditions(alone: bool, accelerator: bool) -> Iterable[tuple[tuple[int, int], Sequence[Step]]]:

@@ -107,8 +107,18 @@ def _answered(kind: str, asked: AttackPlan, view: View, trial: Trial, reply: Rep
         served = _ServedOracle(oracle, network, reply)
         serve = served.serve
     cell = _cell.get() or CellAttacks(_ALONE_SECONDS)
+    # The files of pretrained networks that the adversary knows are public.
+    knowledge: Any = trial.knowledge
+    reads = set[str]()
+    if network is not None:
+        reads.update(network.pretrained)
+    if knowledge.train is not None:
+        reads.update(knowledge.train.architecture.pretrained)
+    if knowledge.rehearse is not None:
+        for other in knowledge.rehearse.common.networks.distinct:
+            reads.update(other.pretrained)
     with (
-        attacker_for(asked.own, _networks_files(trial)) as attacker,
+        attacker_for(asked.own, frozenset(reads)) as attacker,
         _trial_folder(attacker.folder, asked.own) as folder,
     ):
         directory = _laid_out(view, attacker.folder, folder / "view")
@@ -158,19 +168,6 @@ def _with_own_rehearsals(trial: Trial, readable_below: Path, folder: Path) -> Tr
         return trial
     own = replace(rehearsal, own=folder, everybody=None)
     return replace(trial, knowledge=replace(trial.knowledge, rehearse=own))
-
-
-def _networks_files(trial: Trial) -> frozenset[str]:
-    """Return the files of pretrained networks that the adversary of a trial knows; they are public."""
-    knowledge: Any = trial.knowledge
-    networks = []
-    if knowledge.architecture is not None:
-        networks.append(knowledge.architecture)
-    if knowledge.train is not None:
-        networks.append(knowledge.train.architecture)
-    if knowledge.rehearse is not None:
-        networks += knowledge.rehearse.common.networks.distinct
-    return frozenset(file for network in networks for file in network.pretrained)
 
 
 def settings_of(

@@ -133,13 +133,16 @@ class Kind:
             found: the message's tensors.
             known: sizes that letters must have, for example `{"C": 10}`.
         """
-        names = [tensor.name for tensor in self.tensors]
-        lacking = [tensor.name for tensor in self.tensors if not tensor.when and tensor.name not in found]
+        names, lacking = list[str](), list[str]()
+        for tensor in self.tensors:
+            names.append(tensor.name)
+            if not tensor.when and tensor.name not in found:
+                lacking.append(tensor.name)
         if lacking:
             return f"it has no tensor {', '.join(lacking)}, which {self.name} has: {self.text}"
-        others = [name for name in found if name not in names]
-        if self.exact and others:
-            return f"it has a tensor {others[0][:60]}, where {self.name} is: {self.text}"
+        for name in found:
+            if self.exact and name not in names:
+                return f"it has a tensor {name[:60]}, where {self.name} is: {self.text}"
         due = dict(known or {})
         for tensor in self.tensors:
             shape = found.get(tensor.name)

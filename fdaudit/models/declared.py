@@ -76,7 +76,10 @@ class GeneratorCard:
             module = self.module(torch.Generator().manual_seed(0))
         except SpecError as error:
             return f"its generator {error.problem}"
-        shapes = {n: tuple(t.shape) for n, t in module.state_dict().items() if t.is_floating_point()}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, tensor in module.state_dict().items():
+            if tensor.is_floating_point():
+                shapes[name] = tuple(tensor.shape)
         for name in shapes:
             if name not in sent:
                 return f"it lacks {name} of the declared generator {self.build}"

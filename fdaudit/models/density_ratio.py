@@ -178,7 +178,13 @@ class NystromKuLSIF:
             ValueError: a set is empty, not (n, d) or not finite, or dimensions differ; the system is singular.
         """
         x, u = _pair(known, auxiliary)
-        z = self._landmarks(x, u)
+        count = min(self.landmarks, len(x) + len(u))
+        half = math.ceil(count / 2)
+        from_x = min(max(half, count - len(u)), len(x))
+        generator = torch.Generator().manual_seed(self.seed)
+        of_x = torch.randperm(len(x), generator=generator)[:from_x]
+        of_u = torch.randperm(len(u), generator=generator)[: count - from_x]
+        z = torch.cat([x[of_x.to(x.device)], u[of_u.to(u.device)]])
         products = z.new_zeros(len(z), len(z), dtype=torch.float64)
         for _, kernel in _kernel_blocks(u, z, self.bandwidth):
             products.addmm_(kernel.T.double(), kernel.double(), alpha=1 / len(u))
@@ -196,15 +202,6 @@ class NystromKuLSIF:
         v = _solve(system, right.squeeze(1), self.beta)
         c = torch.linalg.solve_triangular(factor.T, v.unsqueeze(1), upper=True)
         return DensityRatio(z, c.squeeze(1), self.bandwidth)
-
-    def _landmarks(self, x: Tensor, u: Tensor) -> Tensor:
-        count = min(self.landmarks, len(x) + len(u))
-        half = math.ceil(count / 2)
-        from_x = min(max(half, count - len(u)), len(x))
-        generator = torch.Generator().manual_seed(self.seed)
-        of_x = torch.randperm(len(x), generator=generator)[:from_x]
-        of_u = torch.randperm(len(u), generator=generator)[: count - from_x]
-        return torch.cat([x[of_x.to(x.device)], u[of_u.to(u.device)]])
 
 
 # -- settings of a class's estimate ------------------------------------------------------------------------------
@@ -257,7 +254,10 @@ def _kernel_blocks(x: Tensor, y: Tensor, bandwidth: float) -> Iterator[tuple[sli
 
 def _kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
     """Return the Gaussian kernel matrix (n, m) of x (n, d) and y (m, d), in float64."""
-    return torch.cat([block.double() for _, block in _kernel_blocks(x, y, bandwidth)])
+    blocks = []
+    for _, block in _kernel_blocks(x, y, bandwidth):
+        blocks.append(block.double())
+    return torch.cat(blocks)
 
 
 def _left(factor: Tensor, matrix: Tensor) -> Tensor:

@@ -110,7 +110,9 @@ def for_trial(module: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
 def group_norm(channels: int) -> nn.GroupNorm:
     """GroupNorm in at most 32 groups (Wu and He 2018) of at least 4 channels."""
     most = min(32, max(channels // 4, 1))
-    groups = max(g for g in range(1, most + 1) if channels % g == 0)
+    groups = most
+    while channels % groups:
+        groups -= 1
     return nn.GroupNorm(groups, channels)
 
 
@@ -188,8 +190,11 @@ def last_layer(module: nn.Module, x: Tensor) -> tuple[str, str | None]:
     def keep(name: str) -> Callable[[nn.Module, object, Tensor], None]:
         return lambda _, inputs, output: outputs.update({name: output})
 
-    linear = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
-    hooks = [layer.register_forward_hook(keep(name)) for name, layer in linear.items()]
+    linear, hooks = dict[str, nn.Linear](), []
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear):
+            linear[name] = layer
+            hooks.append(layer.register_forward_hook(keep(name)))
     try:
         with torch.no_grad():
             buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -223,7 +228,11 @@ def matches(name: str, pattern: str) -> bool:
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that training changes, by name."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+    trainable = dict[str, nn.Parameter]()
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            trainable[name] = parameter
+    return trainable
 
 
 def moved(tensors: Mapping[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:

@@ -103,8 +103,13 @@ def first_linear(module: nn.Module, shape: tuple[int, ...]) -> str | None:
         module: the network.
         shape: (c, h, w) of an image.
     """
-    owners = ((name, m) for name, m in module.named_modules() if list(m.parameters(recurse=False)))
-    name, layer = next(owners, ("", None))
+    modules = dict(module.named_modules())
+    for name in modules:
+        if list(modules[name].parameters(recurse=False)):
+            break
+    else:
+        return None
+    layer = modules[name]
     if not isinstance(layer, nn.Linear) or layer.bias is None:
         return None
     if not (layer.weight.requires_grad and layer.bias.requires_grad):

@@ -41,9 +41,11 @@ class _Layer(nn.Module):
 
     def forward(self, h: Tensor, away: Tensor) -> Tensor:
         """Return states (n, L, d). No word attends to a token that is `away` (n, L)."""
-        parts = self.mixed(self.first(h)).chunk(3, 2)
-        # (n, heads, L, d / heads) each
-        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
+        split = []
+        for part in self.mixed(self.first(h)).chunk(3, 2):
+            of_heads = part.unflatten(2, (self.heads, -1))
+            split.append(of_heads.transpose(1, 2))
+        q, k, v = split  # (n, heads, L, d / heads) each
         score = (q @ k.transpose(2, 3)) / q.shape[3] ** 0.5
         attended = score.masked_fill(away[:, None, None], _MASKED).softmax(3) @ v
         h = h + cast(Tensor, self.joined(attended.transpose(1, 2).flatten(2)))
@@ -57,7 +59,9 @@ class _TextEncoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(words, params.width)
         self.position = nn.Embedding(length, params.width)
-        self.layers = nn.ModuleList(_Layer(params.width, params.heads) for _ in range(params.depth))
+        self.layers = nn.ModuleList()
+        for _ in range(params.depth):
+            self.layers.append(_Layer(params.width, params.heads))
         self.norm = nn.LayerNorm(params.width)
         for table in (self.embedding, self.position):
             nn.init.normal_(table.weight, std=0.1)

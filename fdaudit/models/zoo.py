@@ -202,7 +202,11 @@ class Architecture:
         """Return the absolute paths of the files that the weights come from; none if all weights are drawn."""
         if self.name not in FROM_FILES:
             return ()
-        return tuple(str(Path(self.params["path"]) / name) for name in FILES)
+        files = []
+        for name in FILES:
+            file = Path(self.params["path"]) / name
+            files.append(str(file))
+        return tuple(files)
 
     @property
     def source(self) -> str:
@@ -247,8 +251,11 @@ class Architecture:
     @property
     def frozen_parameters(self) -> frozenset[str]:
         """Return the names of the parameters that `frozen` matches."""
-        names = self.parameter_shapes
-        return frozenset(n for n in names if any(matches(n, pattern) for pattern in self.frozen))
+        names = list[str]()
+        for name in self.parameter_shapes:
+            if any(matches(name, pattern) for pattern in self.frozen):
+                names.append(name)
+        return frozenset(names)
 
     @cached_property
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -384,7 +391,10 @@ def _imported(design: Architecture) -> nn.Module:
     }
     try:
         accepted = inspect.signature(target).parameters
-        arguments = {argument: value for argument, value in offered.items() if argument in accepted}
+        arguments = dict[str, Any]()
+        for argument, value in offered.items():
+            if argument in accepted:
+                arguments[argument] = value
         if not arguments and any(p.kind == p.VAR_KEYWORD for p in accepted.values()):
             arguments["num_classes"] = design.classes
         module = target(**{**arguments, **design.params})

@@ -51,7 +51,10 @@ def budget() -> float | None:
         if not 0 < value < float("inf"):
             raise UsageError(VARIABLE, text, "is no size", "Give gigabytes, such as 8, or unset it.")
         return value
-    sizes = [v for v in (_available(), _left_in_group()) if v is not None]
+    sizes: list[int] = []
+    for size in (_available(), _left_in_group()):
+        if size is not None:
+            sizes.append(size)
     return _SHARE * min(sizes) / 1e9 if sizes else None
 
 
@@ -119,11 +122,11 @@ def set_ceiling() -> None:
 
 def _available() -> int | None:
     """Return the bytes that Linux can give without swapping; None on other systems."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return None
 
 
 def _left_in_group() -> int | None:
@@ -134,6 +137,10 @@ def _left_in_group() -> int | None:
             lines = Path(folder, "memory.stat").read_text(encoding="ascii").splitlines()
         except (OSError, ValueError):  # no such group, or `max`
             continue
-        files = next((int(line.split()[1]) for line in lines if line.startswith(f"{cached} ")), 0)
+        files = 0
+        for line in lines:
+            if line.startswith(f"{cached} "):
+                files = int(line.split()[1])
+                break
         return max(0, limit - usage + files)
     return None

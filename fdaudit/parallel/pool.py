@@ -95,8 +95,10 @@ class Pool:
         call = _Call(pieces)
         with self._turn:
             self._unserved.append(call)
-        threads = [Thread(target=self._serve, args=(call,), daemon=True) for _ in pieces[: self.size]]
-        for thread in threads:
+        threads: list[Thread] = []
+        for _ in pieces[: self.size]:
+            thread = Thread(target=self._serve, args=(call,), daemon=True)
+            threads.append(thread)
             thread.start()
         try:
             ended = 0
@@ -129,7 +131,10 @@ class Pool:
         number, process = None, None
         while True:
             with self._turn:
-                self._turn.wait_for(lambda: self._is_due(call))
+                # Until a piece of the call may be handed out, or no piece is left.
+                self._turn.wait_for(
+                    lambda: not call.waiting or (self._at_work < self.size and self._unserved[0] is call)
+                )
                 if not call.waiting:
                     break
                 number = call.waiting.take(number)
@@ -153,10 +158,6 @@ class Pool:
                 _end(process)
                 call.answers.put((number, None))
         call.answers.put(None)
-
-    def _is_due(self, call: _Call) -> bool:
-        """Return whether a piece of the call may be handed out, or no piece is left."""
-        return not call.waiting or (self._at_work < self.size and self._unserved[0] is call)
 
     def _served(self, call: _Call) -> None:
         """Let the next call begin, because this one has no waiting pieces. The caller holds `_turn`."""

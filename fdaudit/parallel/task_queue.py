@@ -41,9 +41,13 @@ class Queue:
             IndexError: no task waits.
         """
         kind = None if ended is None else self._kinds[ended]
-        alike = (n for n in self._waiting if kind is not None and self._kinds[n] == kind)
-        fresh = (n for n in self._waiting if self._kinds[n] not in self._begun)
-        number = next(alike, next(fresh, None))
+        number: int | None = None
+        for n in self._waiting:
+            if kind is not None and self._kinds[n] == kind:
+                number = n
+                break
+            if number is None and self._kinds[n] not in self._begun:
+                number = n
         if number is None:
             number = self._waiting[0]
         self._waiting.remove(number)

@@ -156,7 +156,12 @@ class RecordError(ValueError):
         if len(value_text) > 200:
             value_text = value_text[:197] + "..."
         text = f"{field}: {value_text} {problem}. {remedy}"
-        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
+        printable = ""
+        for c in text:
+            if not c.isprintable():
+                c = ascii(c)[1:-1]
+            printable += c
+        super().__init__(printable)
 
 
 class RecordedMessage(dict[str, Array]):
@@ -193,7 +198,18 @@ class Recorder:
         self._truth = None if truth is None else Path(truth)
         self._refuse_occupied()
         card_path = self.directory / "card.yaml"
-        card_bytes = None if card is None else _card(Path(card), card_path)
+        card_bytes: bytes | None = None
+        if card is not None:
+            source = str(Path(card))
+            try:
+                with Path(card).open("rb") as file:
+                    card_bytes = file.read(_most(_YAML_BYTES) + 1)
+            except OSError as error:
+                problem = f"cannot be read ({error.strerror})"
+                raise RecordError("card", source, problem, "Give a YAML file.") from None
+            _refuse_above(_YAML_BYTES, len(card_bytes), "card", source, "the card")
+            if card_path.exists() and card_path.read_bytes() != card_bytes:
+                raise RecordError("card", source, f"differs from {card_path}", "Keep one of the two.")
         self._lock, self._pid = threading.RLock(), os.getpid()
         self._round, self._step, self._rounds = -1, 0, 0
         self._uses: BinaryIO | None = None
@@ -584,7 +600,11 @@ class TranscriptFiles:
                 with _new(path) as file:
                     _append(file, payload)
             else:
-                _append(self._shared_file(round, path), payload)
+                if self._shared is None or self._round != round:
+                    if self._shared is not None:
+                        self._shared.close()
+                    self._round, self._shared = round, _new(path)
+                _append(self._shared, payload)
         _append(self._log, line)
         self.head = hashlib.sha256(line[:-1]).hexdigest()
         self.end += len(line)
@@ -615,14 +635,6 @@ class TranscriptFiles:
         if length > _SMALL:
             return own_name(self.seq)
         return shared_name(round)
-
-    def _shared_file(self, round: int, path: Path) -> BinaryIO:
-        """Return the file of a round's small payloads, at its end."""
-        if self._shared is None or self._round != round:
-            if self._shared is not None:
-                self._shared.close()
-            self._round, self._shared = round, _new(path)
-        return self._shared
 
 
 def shared_name(round: int) -> str:
@@ -719,20 +731,6 @@ def _checked_parties(parties: Iterable[str]) -> dict[str, None]:
     if not names or len(distinct) < len(names):
         raise RecordError("parties", names, "are none, or name one twice", "Name every party once.")
     return distinct
-
-
-def _card(source: Path, target: Path) -> bytes:
-    """Return a card's bytes, unless the record holds another card."""
-    try:
-        with source.open("rb") as file:
-            data = file.read(_most(_YAML_BYTES) + 1)
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-        raise RecordError("card", str(source), problem, "Give a YAML file.") from None
-    _refuse_above(_YAML_BYTES, len(data), "card", str(source), "the card")
-    if target.exists() and target.read_bytes() != data:
-        raise RecordError("card", str(source), f"differs from {target}", "Keep one of the two.")
-    return data
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------

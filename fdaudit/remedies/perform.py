@@ -205,7 +205,11 @@ def _together(outcomes: Sequence[TriedRemedy]) -> tuple[str, ...]:
             return ()
     if len(useful) < 2:
         return ()
-    return tuple(name for name in TOGETHER if name in useful)
+    names = list[str]()
+    for name in TOGETHER:
+        if name in useful:
+            names.append(name)
+    return tuple(names)
 
 
 def _tried(
@@ -220,7 +224,10 @@ def _tried(
         chosen: settings by remedy, for those that have been tuned; receives this one's.
         until: when it has to end.
     """
-    words = joined([TRIALS[name].words.format(epsilon=ground.epsilon) for name in names])
+    parts = list[str]()
+    for name in names:
+        parts.append(TRIALS[name].words.format(epsilon=ground.epsilon))
+    words = joined(parts)
     title = names[0] if len(names) == 1 else "together"
     nothing = TriedRemedy(name=title, words=words, state="no-time")
     if until - time.monotonic() < _LEAST:
@@ -301,16 +308,15 @@ def _attacked(run: Run, spec: Spec, nothing: TriedRemedy, pairs: Pairs) -> Spec:
         finding = before[adversary, goal][1]
         if finding is not None:
             finders[finding.cell.attack] = None
-    attacks = tuple(
-        AttackSpec(name=plan.asked or plan.name, params=dict(plan.params))
-        for plan in run.case.attacks
-        if plan.params is not None and plan.card.goal in goals
-    )
+    attacks = list[AttackSpec]()
+    for plan in run.case.attacks:
+        if plan.params is not None and plan.card.goal in goals:
+            attacks.append(AttackSpec(name=plan.asked or plan.name, params=dict(plan.params)))
     return spec.model_copy(
         update={
             "name": f"{spec.name}, {nothing.words}"[:200],
             "adversaries": tuple(adversaries),
-            "attacks": attacks,
+            "attacks": tuple(attacks),
             "references": (),
             "power": False,
             "limits": spec.limits.model_copy(update={"first": tuple(finders)}),
@@ -361,10 +367,9 @@ def _effects(before: Result, after: Result, pairs: Pairs, *, same_training: bool
 
 def _again(old: Finding, adversary: str, findings: Sequence[Finding]) -> Finding | None:
     """Return what the attack behind a finding found after: against its own adversary, or else against another."""
-    same = [f for f in findings if f.cell.attack == old.cell.attack]
     for name in (old.cell.adversary, adversary):
-        for finding in same:
-            if finding.cell.adversary == name:
+        for finding in findings:
+            if finding.cell.attack == old.cell.attack and finding.cell.adversary == name:
                 return finding
     return None
 

@@ -205,8 +205,17 @@ class StandIn:
         for fold in range(FOLDS):
             held_out = order[fold::FOLDS]
             used = order[~torch.isin(order, held_out)]
+            # By the run's rule, or evenly where it cannot share out so few records.
+            for rule in (case.spec.partition, PartitionSpec()):
+                try:
+                    parts = partition(y[used], clients, rule, draws, case.dataset.classes)
+                    break
+                except DataError as error:
+                    problem = error
+            else:
+                raise problem
             data = []
-            for part in _shared_out(case, y[used], draws):
+            for part in parts:
                 repetitions = math.ceil(records / len(part))
                 rows = used[part.repeat(repetitions)[:records]]
                 data.append((x[rows], y[rows]))
@@ -215,30 +224,27 @@ class StandIn:
 
     def utility(self, case: Case) -> float:
         """Return the utility of the server's model, or the mean of the clients', on records held out; 0 if it fails."""
+        values = []
         try:
-            values = [self._of_fold(case, *fold) for fold in self.folds]
+            for data, held_out in self.folds:
+                models: dict[str, Parameters] = {}
+                with scratch("remedy") as folder:
+                    rehearse(
+                        folder / "transcript",
+                        protocol=case.protocol,
+                        config=case.protocol_config,
+                        common=case.common,
+                        data=data,
+                        seed=self.seed,
+                        defenses=case.defenses,
+                        training=case.training,
+                        withheld=case.spec.withhold,
+                        models=models,
+                    )
+                values.append(mean_utility(case, case.protocol, models, held_out))
         except FdauditError:
             return 0.0  # it diverges, or the defence allows no such settings
         return sum(values) / len(values)
-
-    def _of_fold(
-        self, case: Case, data: list[tuple[Tensor, Tensor]], held_out: tuple[Tensor, Tensor]
-    ) -> float:
-        models: dict[str, Parameters] = {}
-        with scratch("remedy") as folder:
-            rehearse(
-                folder / "transcript",
-                protocol=case.protocol,
-                config=case.protocol_config,
-                common=case.common,
-                data=data,
-                seed=self.seed,
-                defenses=case.defenses,
-                training=case.training,
-                withheld=case.spec.withhold,
-                models=models,
-            )
-        return mean_utility(case, case.protocol, models, held_out)
 
 
 def mean_utility(
@@ -260,13 +266,3 @@ def mean_utility(
         value, *_ = measurement.measured(outputs, y, case)
         total += float(value)
     return total / len(parties)
-
-
-def _shared_out(case: Case, y: Tensor, draws: SecretStream) -> tuple[Tensor, ...]:
-    """Return positions in `y` by client: by the run's rule, or evenly where it cannot share out so few records."""
-    for rule in (case.spec.partition, PartitionSpec()):
-        try:
-            return partition(y, case.spec.clients, rule, draws, case.dataset.classes)
-        except DataError as error:
-            problem = error
-    raise problem

@@ -215,9 +215,14 @@ class Cell(Part):
 
     def _repr_html_(self) -> str:
         """Return the figures as a table for a notebook."""
-        rows = [[f.name, "all victims", f.value, f.low, f.high, f.n] for f in self.figures]
+        by_victim = list[tuple[str, tuple[Figure, ...]]]()
+        by_victim.append(("all victims", self.figures))
         for target in self.targets:
-            rows += [[f.name, target.target, f.value, f.low, f.high, f.n] for f in target.figures]
+            by_victim.append((target.target, target.figures))
+        rows = list[list[object]]()
+        for victim, figures in by_victim:
+            for f in figures:
+                rows.append([f.name, victim, f.value, f.low, f.high, f.n])
         caption = f"{self.id} ({self.goal}): {self.status}"
         if self.reason:
             caption += f", {self.reason}"

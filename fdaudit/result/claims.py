@@ -107,13 +107,24 @@ class LedgerEntry(Part):
     @property
     def withstands(self) -> tuple[str, ...]:
         """Return who may depart from the protocol without harm to the claim, in words."""
-        return tuple(case.who for case in self.against if case.holds)
+        names = list[str]()
+        for case in self.against:
+            if case.holds:
+                names.append(case.who)
+        return tuple(names)
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Return who must follow the protocol for the claim to hold, in words."""
-        roles = dict.fromkeys(case.departs for case in self.against if not case.holds)
-        return tuple("all other clients" if name == "client" else f"the {name}" for name in roles)
+        names = dict[str, None]()
+        for case in self.against:
+            if case.holds:
+                continue
+            name = f"the {case.departs}"
+            if case.departs == "client":
+                name = "all other clients"
+            names[name] = None
+        return tuple(names)
 
     @property
     def rests_on_noise(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -85,7 +85,10 @@ def check_gates(
         if threshold is None:
             continue
         if name == _EPSILON:
-            gates.append(_epsilon_gate(threshold, ledger))
+            finite = [entry.epsilon for entry in ledger if entry.epsilon is not None]
+            worst = max(finite) if finite and len(finite) == len(ledger) else None
+            passed = _keeps(worst, threshold, at_least=False)
+            gates.append(Gate(name=name, threshold=threshold, value=worst, passed=passed))
         elif name in (_UTILITY, _DROP):
             gates.append(_utility_gate(name, threshold, final, protocol))
         else:
@@ -95,12 +98,22 @@ def check_gates(
 
 def _attack_gate(name: str, threshold: float, cells: Sequence[Cell]) -> Gate:
     bound = _GATES[name]
-    measured = [cell for cell in cells if _values(cell, bound)]
-    values = [value for cell in measured for value in _values(cell, bound)]
+    values = list[float]()
+    measured, conclusive, untested = set[str](), set[str](), set[str]()
+    for cell in cells:
+        if cell.goal != bound.goal:
+            continue
+        if cell.status == "not-tested":
+            untested.add(cell.adversary)
+        for target in cell.targets:
+            for figure in target.figures:
+                if figure.name == bound.figure and figure.value is not None:
+                    values.append(figure.value)
+                    measured.add(cell.adversary)
+                    if cell.status == "run":
+                        conclusive.add(cell.adversary)
     worst = (min if bound.at_least else max)(values, default=None)
-    conclusive = _adversaries(cell for cell in measured if cell.status == "run")
-    unproven = _adversaries(measured) - conclusive
-    untested = _adversaries(c for c in cells if (c.goal, c.status) == (bound.goal, "not-tested"))
+    unproven = measured - conclusive
     return Gate(
         name=name,
         threshold=threshold,
@@ -112,29 +125,11 @@ def _attack_gate(name: str, threshold: float, cells: Sequence[Cell]) -> Gate:
     )
 
 
-def _values(cell: Cell, bound: _Bound) -> list[float]:
-    """Return the figure that a gate compares, for each victim of a cell that has it."""
-    if cell.goal != bound.goal:
-        return []
-    figures = (figure for target in cell.targets for figure in target.figures)
-    return [f.value for f in figures if f.name == bound.figure and f.value is not None]
-
-
-def _adversaries(cells: Iterable[Cell]) -> set[str]:
-    return {cell.adversary for cell in cells}
-
-
 def _keeps(worst: float | None, threshold: float, at_least: bool) -> bool:
     """Return whether a worst value keeps a gate. A value that was not measured keeps none."""
     if worst is None:
         return False
     return worst >= threshold if at_least else worst <= threshold
-
-
-def _epsilon_gate(threshold: float, ledger: Sequence[LedgerEntry]) -> Gate:
-    finite = [entry.epsilon for entry in ledger if entry.epsilon is not None]
-    worst = max(finite) if finite and len(finite) == len(ledger) else None
-    return Gate(name=_EPSILON, threshold=threshold, value=worst, passed=_keeps(worst, threshold, False))
 
 
 def _utility_gate(name: str, threshold: float, final: Sequence[FinalUtility], protocol: str) -> Gate:
@@ -145,7 +140,11 @@ def _utility_gate(name: str, threshold: float, final: Sequence[FinalUtility], pr
     elif "server" in own:
         worst = sum(alone.values()) / len(alone) - own["server"] if alone else None
     else:
-        worst = max((alone[party] - value for party, value in own.items() if party in alone), default=None)
+        drops = list[float]()
+        for party, value in own.items():
+            if party in alone:
+                drops.append(alone[party] - value)
+        worst = max(drops, default=None)
     passed = _keeps(worst, threshold, at_least)
     return Gate(name=name, threshold=threshold, value=worst, passed=passed, at_least=at_least)
 
@@ -163,5 +162,8 @@ def utility_of(final: Sequence[FinalUtility], protocol: str) -> float | None:
 
 def _by_party(final: Sequence[FinalUtility], line: str) -> dict[str, float]:
     """Return the accuracy, mAUC or Dice coefficient of each final model of a line that has one."""
-    own = (row for row in final if row.line == line)
-    return {row.party: row.figure.value for row in own if row.figure.value is not None}
+    values = dict[str, float]()
+    for row in final:
+        if row.line == line and row.figure.value is not None:
+            values[row.party] = row.figure.value
+    return values

@@ -76,32 +76,56 @@ class Result(Part):
     @property
     def bounds(self) -> tuple[LedgerEntry, ...]:
         """Return the entries of the ledger whose finite ε rests on noise."""
-        return tuple(entry for entry in self.ledger or () if entry.rests_on_noise)
+        bounds = list[LedgerEntry]()
+        for entry in self.ledger or ():
+            if entry.rests_on_noise:
+                bounds.append(entry)
+        return tuple(bounds)
 
     @property
     def contradicted_views(self) -> frozenset[str]:
         """Return the adversaries for whose views the attacks contradict the ledger's ε."""
-        return frozenset(check.adversary for check in self.contradicted if not check.source)
+        views = list[str]()
+        for check in self.contradicted:
+            if not check.source:
+                views.append(check.adversary)
+        return frozenset(views)
 
     @property
     def tests(self) -> tuple[Cell, ...]:
         """Return the cells that ran."""
-        return tuple(cell for cell in self.cells if cell.status == "run")
+        cells = list[Cell]()
+        for cell in self.cells:
+            if cell.status == "run":
+                cells.append(cell)
+        return tuple(cells)
 
     @property
     def failed_cells(self) -> tuple[Cell, ...]:
         """Return the cells whose attack stopped with an error."""
-        return tuple(cell for cell in self.cells if cell.status == "failed")
+        cells = list[Cell]()
+        for cell in self.cells:
+            if cell.status == "failed":
+                cells.append(cell)
+        return tuple(cells)
 
     @property
     def failed_gates(self) -> tuple[Gate, ...]:
         """Return the gates of the spec that the run does not pass."""
-        return tuple(gate for gate in self.gates if not gate.passed)
+        gates = list[Gate]()
+        for gate in self.gates:
+            if not gate.passed:
+                gates.append(gate)
+        return tuple(gates)
 
     @property
     def contradicted(self) -> tuple[Check, ...]:
         """Return the claims of ε, the ledger's and the system's own, that attacks exceed."""
-        return tuple(check for check in self.checks if check.verdict == "contradicted")
+        checks = list[Check]()
+        for check in self.checks:
+            if check.verdict == "contradicted":
+                checks.append(check)
+        return tuple(checks)
 
 
 def read(result: Mapping[str, Any]) -> Result:

@@ -105,11 +105,13 @@ class StandInFigures(Part):
     @property
     def parts(self) -> bool:
         """Return whether the intervals of both figures part."""
-        ends = [(f.low, f.high) for f in (self.honest, self.active) if f is not None]
-        if len(ends) < 2 or any(end is None for pair in ends for end in pair):
+        if self.honest is None or self.active is None:
             return False
-        (low, high), (other_low, other_high) = ends
-        return (high or 0.0) < (other_low or 0.0) or (other_high or 0.0) < (low or 0.0)
+        low, high = self.honest.low, self.honest.high
+        other_low, other_high = self.active.low, self.active.high
+        if low is None or high is None or other_low is None or other_high is None:
+            return False
+        return high < other_low or other_high < low
 
 
 class UntriedDeviation(Part):
@@ -213,7 +215,7 @@ class CurvePoint(Part):
 
     @model_validator(mode="after")
     def _one_figure(self) -> CurvePoint:
-        if sum(v is not None for v in (self.accuracy, self.mean_auc, self.dice)) != 1:
+        if (self.accuracy, self.mean_auc, self.dice).count(None) != 2:
             raise ValueError(
                 "has not one figure. Give accuracy, mean_auc of a multi-label task, or dice of segmentation."
             )
@@ -222,7 +224,10 @@ class CurvePoint(Part):
     @property
     def value(self) -> float:
         """Return accuracy, mAUC of the multi-label task, or the Dice coefficient of segmentation."""
-        return next((v for v in (self.accuracy, self.mean_auc, self.dice) if v is not None), 0.0)
+        for figure in (self.accuracy, self.mean_auc, self.dice):
+            if figure is not None:
+                return figure
+        return 0.0
 
 
 class FinalUtility(Part):

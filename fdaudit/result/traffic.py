@@ -98,8 +98,10 @@ def told_anew(log: Sequence[Message], view: Iterable[int], private: frozenset[in
     for m in log:
         if m.seq in in_view & private:
             data = DATA in m.inputs or (m.inputs == ALL and role(m.sender) == "client")
-            sources = by_party.get(m.sender, set()) if m.inputs == ALL else {i for i in m.inputs if i != DATA}
-            if data or (sources & private) - in_view:
+            sources: Iterable[str | int] = m.inputs
+            if m.inputs == ALL:
+                sources = by_party.get(m.sender, set())
+            if data or private.intersection(sources) - in_view:
                 news.add(m.seq)
         for party in {m.sender, *m.receivers}:
             by_party.setdefault(party, set()).add(m.seq)
@@ -134,7 +136,10 @@ def exposed_rows(
         groups.setdefault(key, []).append(message)
     rows = []
     for (kind, direction, sender), group in sorted(groups.items()):
-        defenses = {str(defense.get("name")) for message in group for defense in message.defenses}
+        defenses = set[str]()
+        for message in group:
+            for defense in message.defenses:
+                defenses.add(str(defense.get("name")))
         reasons = map(misfit, group)
         rows.append(
             Exposure(

@@ -125,7 +125,10 @@ def _tested(cell: str, target: str | None, figures: Sequence[Figure]) -> Iterato
 
 def _floor(coins: Reflipped, *, one_victim: bool) -> float | None:
     """Return the AUC that would be significant in every cell, or None if no AUC would."""
-    floors = [floor for key, floor in coins.floors.items() if (key.target is not None) == one_victim]
+    floors = list[float]()
+    for key, floor in coins.floors.items():
+        if (key.target is not None) == one_victim:
+            floors.append(floor)
     return _reachable(max(floors, default=None))
 
 

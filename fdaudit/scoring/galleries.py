@@ -75,8 +75,11 @@ def gallery_tests(
     data, splits = case.dataset, case.splits
     canaries = torch.cat([c.canaries for c in splits.clients])
     true = [rows[~torch.isin(rows, canaries)] for rows in records]
-    own = [split.train for name, split in zip(case.clients, splits.clients, strict=True) if name in members]
-    of_adversary = torch.cat([splits.auxiliary, splits.proxy, *own])
+    own = [splits.auxiliary, splits.proxy]
+    for name, split in zip(case.clients, splits.clients, strict=True):
+        if name in members:
+            own.append(split.train)
+    of_adversary = torch.cat(own)
     group = data.known_groups
     if group is None:
         group = data.task.labels.groups(data.y)

@@ -64,7 +64,11 @@ class Truth:
     def with_canaries(self) -> tuple[str, ...]:
         """Return the clients that have canaries."""
         splits = self.case.splits.clients
-        return tuple(k for k, split in zip(self.case.clients, splits, strict=True) if len(split.canaries))
+        clients = list[str]()
+        for client, split in zip(self.case.clients, splits, strict=True):
+            if len(split.canaries):
+                clients.append(client)
+        return tuple(clients)
 
     def _shuffled(
         self,
@@ -105,17 +109,34 @@ class Truth:
     def _behind(self, client: str, messages: tuple[int, ...]) -> Tensor:
         """Return the dataset numbers of the records behind some messages of one client."""
         key = (client, messages)
-        if key not in self._known_behind:
-            local: dict[int, None] = {}  # in order of first use
-            missing = {*messages, *self._summed(client, messages)}
-            for name in self._vault.names("truth"):
-                batches = self._vault.load(name)
-                for seq in sorted(missing.intersection(map(int, batches))):
-                    local |= dict.fromkeys(batches[str(seq)].tolist())
-                    missing.discard(seq)
-                if not missing:
-                    break
-            self._known_behind[key] = self.case.numbered(client)[torch.tensor(list(local), dtype=torch.int64)]
+        if key in self._known_behind:
+            return self._known_behind[key]
+        log, parts = self._log(), list[int]()
+        for number in messages:
+            if number >= len(log) or not log[number].fields.get(SUM):
+                continue
+            total = log[number]
+            if total.inputs == ALL:  # the sender deviates: what it got in the round may be in it
+                for message in log:
+                    if message.round == total.round and total.sender in message.receivers:
+                        parts.append(message.seq)
+            else:
+                for part in total.inputs:
+                    if isinstance(part, int):
+                        parts.append(part)
+        missing = set(messages)
+        for seq in parts:  # of a sum the client's own messages count
+            if log[seq].sender == client:
+                missing.add(seq)
+        local: dict[int, None] = {}  # in order of first use
+        for name in self._vault.names("truth"):
+            batches = self._vault.load(name)
+            for seq in sorted(missing.intersection(map(int, batches))):
+                local |= dict.fromkeys(batches[str(seq)].tolist())
+                missing.discard(seq)
+            if not missing:
+                break
+        self._known_behind[key] = self.case.numbered(client)[torch.tensor(list(local), dtype=torch.int64)]
         return self._known_behind[key]
 
     def rows(self, guess: Reconstruction) -> Tensor:
@@ -123,20 +144,6 @@ class Truth:
         if not guess.by_class:
             return self._behind(guess.target, guess.messages)
         return self._split(guess.target).train
-
-    def _summed(self, client: str, messages: Sequence[int]) -> set[int]:
-        """Return the numbers of a client's own messages in the sums among these messages."""
-        log = self._log()
-        parts: list[int] = []
-        for message in messages:
-            if message >= len(log) or not log[message].fields.get(SUM):
-                continue
-            total = log[message]
-            if total.inputs == ALL:  # the sender deviates: what it got in the round may be in it
-                parts += [m.seq for m in log if m.round == total.round and total.sender in m.receivers]
-            else:
-                parts += [seq for seq in total.inputs if isinstance(seq, int)]
-        return {seq for seq in parts if log[seq].sender == client}
 
     def records(self, guess: Reconstruction) -> tuple[Tensor, Tensor]:
         """Return the records (x, y) that a guess is about: behind its messages, or all of its target's."""

@@ -162,7 +162,9 @@ class RunDirectory:
         own = dict[str, tuple[Tensor, Tensor]]()
         if not case.missing("images"):
             members = adversary.split("+")
-            own = {client: case.records(client) for client in case.clients if client in members}
+            for client in case.clients:
+                if client in members:
+                    own[client] = case.records(client)
         return view_of(
             self.path / "transcript",
             adversary,

@@ -52,7 +52,11 @@ class Scorer:
 
     def scorable(self, guesses: Sequence[Guess]) -> tuple[Guess, ...]:
         """Return the guesses about which the truth is on record."""
-        return tuple(guess for guess in guesses if self.of(guess).scorable(guess))
+        scorable = list[Guess]()
+        for guess in guesses:
+            if self.of(guess).scorable(guess):
+                scorable.append(guess)
+        return tuple(scorable)
 
     def of(self, guess: Guess) -> GoalScorer[Any]:
         """Return the scorer of a guess's goal, which is made once."""

@@ -33,10 +33,15 @@ def unused_members(
     for number, client in enumerate(case.clients):
         numbered = case.numbered(client)
         # Messages that depend on its records by themselves, not through others of its messages.
-        mine = [m.seq for m in messages if m.sender == client and (m.inputs == ALL or DATA in m.inputs)]
+        mine = list[int]()
+        for message in messages:
+            if message.sender == client and (message.inputs == ALL or DATA in message.inputs):
+                mine.append(message.seq)
         if uses is None or not mine or not len(numbered) or any(seq not in uses for seq in mine):
             continue
-        behind = {record for seq in mine for record in uses[seq]}
+        behind = set[int]()
+        for seq in mine:
+            behind.update(uses[seq])
         used = numbered[torch.tensor(sorted(behind), dtype=torch.int64)]
         split = case.splits.clients[number]
         trained = numbered[~torch.isin(numbered, split.non_members)]

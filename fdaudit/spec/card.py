@@ -375,7 +375,10 @@ class Card(Config):
             problem = "is given without model" if self.model is None else "is given beside client_models"
             raise SpecError("names", self.names, problem, "Give it with one network for all clients.")
         if isinstance(self.names, dict):
-            doubles = [name for name, count in Counter(self.names.values()).items() if count > 1]
+            doubles = list[str]()
+            for name, count in Counter(self.names.values()).items():
+                if count > 1:
+                    doubles.append(name)
             if doubles or not 0 < len(self.names) <= _MOST_NAMES:
                 problem = f"names {doubles[0]!r} twice" if doubles else f"has {len(self.names)} entries"
                 remedy = f"Name each tensor of the network once, at most {_MOST_NAMES}."

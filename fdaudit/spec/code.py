@@ -69,7 +69,11 @@ def imported_digest(module: str) -> str:
         pending += [parent] if (parent := name.rpartition(".")[0]) else []
     if not digests[module]:
         return ""
-    return hashlib.sha256(canonical({name: digest for name, digest in digests.items() if digest})).hexdigest()
+    usable = dict[str, str]()
+    for name, digest in digests.items():
+        if digest:
+            usable[name] = digest
+    return hashlib.sha256(canonical(usable)).hexdigest()
 
 
 def _digest(path: Path) -> str:
@@ -98,11 +102,14 @@ def _imports(path: Path, package: str) -> Iterator[str]:
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            for alias in node.names:
+                yield alias.name
         elif isinstance(node, ast.ImportFrom):
             try:
                 base = importlib.util.resolve_name("." * node.level + (node.module or ""), package or None)
             except ImportError:
                 continue
             yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+            for alias in node.names:
+                if alias.name != "*":
+                    yield f"{base}.{alias.name}"

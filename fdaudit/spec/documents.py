@@ -56,7 +56,19 @@ def from_yaml(text: str, source: str) -> Any:
         SpecError: it is not YAML, gives a key twice, or is too deep or too large.
     """
     try:
-        _refuse_large(text, source)
+        depth = 0  # a large document is refused while it is parsed, before it is built
+        for count, event in enumerate(yaml.parse(text, Loader=_LOADER)):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            elif isinstance(event, yaml.ScalarEvent) and len(event.value) > MOST_TEXT:
+                problem = f"holds a value of {len(event.value):,} characters, more than {MOST_TEXT:,}"
+                raise SpecError("spec", source, problem, "Shorten it.")
+            if depth > MOST_YAML_DEPTH:
+                raise SpecError("spec", source, f"is nested more than {MOST_YAML_DEPTH} deep", "Flatten it.")
+            if count > 4 * MOST_YAML_VALUES:
+                raise SpecError("spec", source, f"holds more than {MOST_YAML_VALUES:,} values", "Shorten it.")
         loader = _LOADER(text)
         try:
             document = loader.get_single_node()
@@ -80,23 +92,6 @@ def from_yaml(text: str, source: str) -> Any:
         raise SpecError("spec", source, f"is not YAML: {problem}", "Mend the file.") from None
 
 
-def _refuse_large(text: str, source: str) -> None:
-    """Refuse a large document while it is parsed, before it is built."""
-    depth = 0
-    for count, event in enumerate(yaml.parse(text, Loader=_LOADER)):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        elif isinstance(event, yaml.ScalarEvent) and len(event.value) > MOST_TEXT:
-            problem = f"holds a value of {len(event.value):,} characters, more than {MOST_TEXT:,}"
-            raise SpecError("spec", source, problem, "Shorten it.")
-        if depth > MOST_YAML_DEPTH:
-            raise SpecError("spec", source, f"is nested more than {MOST_YAML_DEPTH} deep", "Flatten it.")
-        if count > 4 * MOST_YAML_VALUES:
-            raise SpecError("spec", source, f"holds more than {MOST_YAML_VALUES:,} values", "Shorten it.")
-
-
 def _refuse_ambiguity(document: yaml.Node, source: str) -> None:
     """Refuse duplicate keys, and aliases that expand without bound."""
     pending: list[tuple[_Path, yaml.Node]] = [((), document)]
@@ -106,7 +101,18 @@ def _refuse_ambiguity(document: yaml.Node, source: str) -> None:
         if isinstance(node, yaml.SequenceNode):
             below = [((where, number), child) for number, child in enumerate(node.value)]
         elif isinstance(node, yaml.MappingNode):
-            _refuse_twice(where, node)
+            keys = set[str]()
+            for key, child in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
+                if key.value in keys:
+                    names, path = [str(key.value)], where
+                    while path:
+                        path, name = path
+                        names.append(str(name))
+                    dotted = ".".join(reversed(names))
+                    raise SpecError(dotted, child.value, "is a second value for one key", "Keep one of them.")
+                keys.add(key.value)
             below = [((where, key.value), child) for key, child in node.value]
         else:
             continue
@@ -115,23 +121,3 @@ def _refuse_ambiguity(document: yaml.Node, source: str) -> None:
             problem = f"holds more than {MOST_YAML_VALUES:,} values once its aliases are written out"
             raise SpecError("spec", source, problem, "Shorten it.")
         pending += below
-
-
-def _refuse_twice(where: _Path, node: yaml.MappingNode) -> None:
-    keys = set[str]()
-    for key, child in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            continue
-        if key.value in keys:
-            raise SpecError(
-                _dotted((where, key.value)), child.value, "is a second value for one key", "Keep one of them."
-            )
-        keys.add(key.value)
-
-
-def _dotted(path: _Path) -> str:
-    names = list[str]()
-    while path:
-        path, name = path
-        names.append(str(name))
-    return ".".join(reversed(names))

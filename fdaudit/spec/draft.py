@@ -37,7 +37,9 @@ def draft(protocol: str, settings: type[Config]) -> str:
     lines += ["  params:" if settings.model_fields else "  params: {}"]
     for name, field in settings.model_fields.items():
         value = field.get_default(call_default_factory=True)
-        lines += [f"    {line}" for line in _field(settings, name, value, "" if value is not None else "# ")]
+        before = "" if value is not None else "# "
+        for line in _field(settings, name, value, before):
+            lines.append(f"    {line}")
     lines += ["", "# Everything else, with its default. Remove the `# ` of what you change."]
     for name in Spec.model_fields:
         if name not in (*_SHOWN, "fdaudit", "protocol"):

@@ -216,7 +216,11 @@ def record_names(x: Tensor | None, y: Tensor) -> tuple[str, ...]:
         contents = []
         for image, label in zip(x, labels, strict=True):
             contents.append(image.contiguous().numpy().tobytes() + label)
-    return tuple(hashlib.sha256(content).hexdigest()[:32] for content in contents)
+    names = []
+    for content in contents:
+        digest = hashlib.sha256(content).hexdigest()
+        names.append(digest[:32])
+    return tuple(names)
 
 
 def _account() -> Path:

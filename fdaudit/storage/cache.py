@@ -156,7 +156,16 @@ def remembered_parts(works: Mapping[str, Callable[[], Mapping[str, Tensor]]]) ->
     """
     location = os.environ.get(DIRECTORY)
     if not location:
-        return [_in_memory(digest, make) for digest, make in works.items()]
+        copies = []
+        for digest, make in works.items():
+            with _turn:
+                if digest not in _kept:
+                    _kept[digest] = _plain(make())
+                _kept.move_to_end(digest)
+                copies.append({name: t.clone() for name, t in _kept[digest].items()})
+                while len(_kept) > 1 and sum(map(_bytes, _kept.values())) > _MOST_KEPT:
+                    _kept.popitem(last=False)
+        return copies
     folder = Path(location)
     directory = private_directory(folder, DIRECTORY)
     try:
@@ -173,24 +182,20 @@ def remembered_parts(works: Mapping[str, Callable[[], Mapping[str, Tensor]]]) ->
     return [tensors[digest] for digest in works]
 
 
-def _in_memory(digest: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    with _turn:
-        if digest not in _kept:
-            _kept[digest] = _plain(make())
-        _kept.move_to_end(digest)
-        tensors = {name: t.clone() for name, t in _kept[digest].items()}
-        while len(_kept) > 1 and sum(map(_bytes, _kept.values())) > _MOST_KEPT:
-            _kept.popitem(last=False)
-        return tensors
-
-
 def _kept_or_made(
     folder: Path, directory: int, digest: str, make: Callable[[], Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
     tensors = _read(directory, digest)
-    if tensors is None:
-        tensors = _plain(make())
-        _write(folder, directory, digest, tensors)
+    if tensors is not None:
+        return tensors
+    tensors = _plain(make())
+    payload = encode(tensors)
+    size = len(payload) + _SEAL_BYTES
+    if size <= _MOST_READ and _make_room(directory, size):
+        try:
+            _replace(directory, f"{digest}{_KEPT}", _seal(digest, payload) + payload)
+        except OSError as error:
+            raise _unusable(folder, error) from None
     return tensors
 
 
@@ -222,7 +227,10 @@ def _plain(made: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors.values())
+    total = 0
+    for t in tensors.values():
+        total += t.numel() * t.element_size()
+    return total
 
 
 @contextmanager
@@ -278,17 +286,6 @@ def _seal(digest: str, payload: bytes) -> bytes:
     return hmac.digest(_key(), b"\0".join([b"fdaudit-cache/1", digest.encode(), payload]), "sha256")
 
 
-def _write(folder: Path, directory: int, digest: str, tensors: Mapping[str, Tensor]) -> None:
-    payload = encode(tensors)
-    size = len(payload) + _SEAL_BYTES
-    if size > _MOST_READ or not _make_room(directory, size):
-        return
-    try:
-        _replace(directory, f"{digest}{_KEPT}", _seal(digest, payload) + payload)
-    except OSError as error:
-        raise _unusable(folder, error) from None
-
-
 def _replace(directory: int, name: str, data: bytes) -> None:
     """Write a file completely or not at all. The caller holds the lock, so one process at a time writes."""
     temporary = f".{name}.tmp"
@@ -339,7 +336,10 @@ def handed_on() -> dict[str, str]:
     """Return the environment variables with which a child process uses this cache; empty if nothing is kept."""
     if not os.environ.get(DIRECTORY):
         return {}
-    variables = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
+    variables = {}
+    for name in VARIABLES:
+        if os.environ.get(name):
+            variables[name] = os.environ[name]
     variables[KEY] = _key().hex()
     return variables
 

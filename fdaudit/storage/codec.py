@@ -305,7 +305,11 @@ def _bounded(value: Any, form: _Form, at: str) -> Any:
 
 
 def _taken(received: ReceivedTensors, name: str, form: _Form, at: str) -> Tensor:
-    numbers = next((mark for mark in form.marks if isinstance(mark, Numbers)), None)
+    numbers: Numbers | None = None
+    for mark in form.marks:
+        if isinstance(mark, Numbers):
+            numbers = mark
+            break
     try:
         return received.take(name, numbers)
     except (TypeError, ValueError) as error:

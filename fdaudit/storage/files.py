@@ -116,7 +116,10 @@ def save_json(path: Path, value: object, *, indent: int | None = None, sync: boo
 
 def save_json_together(values: Mapping[Path, Any], *, indent: int | None = None) -> None:
     """Write each value as `save_json` does, and make all of them durable at once."""
-    write_together({path: _text(value, indent) for path, value in values.items()})
+    texts = {}
+    for path, value in values.items():
+        texts[path] = _text(value, indent)
+    write_together(texts)
 
 
 def write_together(contents: Mapping[Path, bytes]) -> None:

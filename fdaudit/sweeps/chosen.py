@@ -23,7 +23,7 @@ from fdaudit.events import Relation, Unit
 from fdaudit.result import read
 from fdaudit.result.gates import utility_of
 from fdaudit.storage.files import load_json, save_json
-from fdaudit.sweeps.index import ACCOUNTS, Choice, Index, TunedEpsilon, read_index
+from fdaudit.sweeps.index import ACCOUNTS, Choice, Index, SweepEntry, TunedEpsilon, read_index
 from fdaudit.transcript.manifest import read_manifest
 
 __all__ = ["ChosenRun", "choose", "note_accounts"]
@@ -90,7 +90,10 @@ class ChosenRun:
 
     def __init__(self, sweep: Path, run: Path) -> None:
         self._sweep = sweep
-        self._entries = [e for e in read_index(sweep).runs if e.status in ("done", "failed")]
+        self._entries: list[SweepEntry] = []
+        for entry in read_index(sweep).runs:
+            if entry.status in ("done", "failed"):
+                self._entries.append(entry)
         head = read_manifest(run)["head"]
         for entry in self._entries:
             if entry.status == "done" and read_manifest(self._place(entry.key))["head"] == head:
@@ -108,7 +111,11 @@ class ChosenRun:
         """Return the adversaries of whom every finished run has accounts."""
         first, *others = (kept.accounts for kept in self._kept.values())
         common = set(first).intersection(*others)
-        return tuple(view for view in first if view in common)
+        views: list[str] = []
+        for view in first:
+            if view in common:
+                views.append(view)
+        return tuple(views)
 
     def ledger(
         self,
@@ -185,7 +192,10 @@ class ChosenRun:
             if view not in run.accounts:
                 return f"{entry.called} has no accounts of {view}"
         kept_runs = list(self._kept.values())
-        if len({(one.accounts[view].unit, one.accounts[view].relation) for one in kept_runs}) > 1:
+        claims: set[tuple[str, str]] = set()
+        for one in kept_runs:
+            claims.add((one.accounts[view].unit, one.accounts[view].relation))
+        if len(claims) > 1:
             return (
                 "the runs state ε for different units or relations: set privacy.relation in the grid's base"
             )

@@ -12,7 +12,7 @@ from fdaudit.reports.curves.sweep_rows import SweepRun, axis_adversary, row_of
 from fdaudit.result import read
 from fdaudit.storage.files import load_json
 from fdaudit.storage.tree import refuse_links
-from fdaudit.sweeps.index import SweepEntry, read_index
+from fdaudit.sweeps.index import read_index
 from fdaudit.sweeps.sweep import run_directory
 from fdaudit.transcript.manifest import refuse_changed
 
@@ -61,36 +61,36 @@ def drawable(sweep: Path | str, adversary: str | None = None) -> Sweep:
     """
     directory = Path(sweep)
     index = read_index(directory)
-    runs = [_run(directory, e) for e in index.runs if e.in_grid]
+    runs: list[SweepRun] = []
+    left_out = 0
+    for entry in index.runs:
+        if not entry.in_grid:
+            left_out += 1
+            continue
+        result, digest, status, reason = None, "", entry.status, entry.reason
+        if status == "done":
+            try:
+                place = run_directory(directory, entry.key)
+                refuse_links(directory / "runs", (entry.key,))
+                refuse_changed(place, results=True)
+                result = read(load_json(place / "result.json"))
+                digest = hashlib.sha256((place / "result.json").read_bytes()).hexdigest()
+            except (OSError, FdauditError) as error:  # the run is shown as failed
+                status, reason = "failed", f"its result cannot be read: {reason_of(error)}"
+        run = SweepRun(
+            key=entry.key,
+            protocol=entry.protocol,
+            defence=entry.defence,
+            level=entry.level,
+            asked=entry.asked,
+            seed=entry.seed,
+            status=status,
+            reason=reason,
+            result=result,
+            result_sha256=digest,
+        )
+        runs.append(run)
     rows = tuple(map(row_of, runs))
     requested = adversary if adversary is not None else index.grid.get("adversary")
     axis = axis_adversary(rows, requested if isinstance(requested, str) else None)
-    left_out = sum(not e.in_grid for e in index.runs)
     return Sweep(name=str(index.grid.get("name", "sweep")), rows=rows, adversary=axis, left_out=left_out)
-
-
-def _run(directory: Path, entry: SweepEntry) -> SweepRun:
-    """Return a run with its result; a run whose result cannot be read is shown as failed."""
-    result, digest, status, reason = None, "", entry.status, entry.reason
-    if status == "done":
-        try:
-            place = run_directory(directory, entry.key)
-            refuse_links(directory / "runs", (entry.key,))
-            refuse_changed(place, results=True)
-            result = read(load_json(place / "result.json"))
-            digest = hashlib.sha256((place / "result.json").read_bytes()).hexdigest()
-        except (OSError, FdauditError) as error:
-            problem = reason_of(error)
-            status, reason = "failed", f"its result cannot be read: {problem}"
-    return SweepRun(
-        key=entry.key,
-        protocol=entry.protocol,
-        defence=entry.defence,
-        level=entry.level,
-        asked=entry.asked,
-        seed=entry.seed,
-        status=status,
-        reason=reason,
-        result=result,
-        result_sha256=digest,
-    )

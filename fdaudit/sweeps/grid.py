@@ -141,7 +141,7 @@ class Grid(Config):
     @property
     def levels(self) -> tuple[float, ...]:
         """Return the values of ε as numbers, in the grid's order."""
-        return tuple(math.inf if e == "inf" else float(e) for e in self.epsilon)
+        return tuple(map(float, self.epsilon))
 
     @property
     def size(self) -> int:

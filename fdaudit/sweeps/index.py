@@ -119,7 +119,11 @@ class Index(Config):
 
     def count(self, status: Status) -> int:
         """Return the number of runs with a status."""
-        return sum(e.status == status for e in self.runs if e.in_grid)
+        number = 0
+        for entry in self.runs:
+            if entry.in_grid and entry.status == status:
+                number += 1
+        return number
 
 
 def read_index(directory: Path) -> Index:

@@ -48,7 +48,10 @@ def asks_for_epsilon(fragment: Mapping[str, Any]) -> bool:
     Args:
         fragment: fields of a spec, with placeholders.
     """
-    shares = [share for path, share in _uses(fragment, ()) if path not in _NEUTRAL]
+    shares: list[float] = []
+    for path, share in _uses(fragment, ()):
+        if path not in _NEUTRAL:
+            shares.append(share)
     return bool(shares) and math.fsum(shares) <= 1 + _ROUNDING
 
 

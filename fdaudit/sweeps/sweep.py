@@ -138,7 +138,11 @@ def sweep(
         before = read_index(directory) if (directory / INDEX).is_file() else None
         book = _Book(directory, grid, runs, before)
         book.write()
-        due = _staggered([c for c in runs if book.entries[c.key].status in ("pending", "failed")])
+        waiting: list[GridRun] = []
+        for run in runs:
+            if book.entries[run.key].status in ("pending", "failed"):
+                waiting.append(run)
+        due = _staggered(waiting)
         with closing((executor or local())([_piece(directory, c) for c in due])) as answers:
             _listen(book, due, answers, tick)
         book.choose()
@@ -228,7 +232,10 @@ def _known_not_to_apply(runs: Sequence[GridRun], before: Index | None) -> tuple[
     """Return the runs; those that the index already marks as impossible have no spec."""
     if before is None:
         return tuple(runs)
-    reasons = {entry.key: entry.reason for entry in before.runs if entry.status == "not-applicable"}
+    reasons: dict[str, str] = {}
+    for entry in before.runs:
+        if entry.status == "not-applicable":
+            reasons[entry.key] = entry.reason
     marked = []
     for run in runs:
         bare = replace(run, spec=None)
@@ -256,7 +263,10 @@ def _checked(runs: Sequence[GridRun], tick: Tick) -> tuple[GridRun, ...]:
         tick(f"checking {run.called}", number, len(firsts))
         planned[pair] = _refusal(run)
     for defence in {d for _, d in planned} - {UNDEFENDED}:
-        refusals = [error for (_, d), error in planned.items() if d == defence]
+        refusals: list[SpecError | None] = []
+        for (_, name), refusal in planned.items():
+            if name == defence:
+                refusals.append(refusal)
         first = refusals[0]
         if first is not None and all(refusals):
             problem = f"{first.problem} (defence {defence!r} fits no protocol)"
@@ -300,7 +310,9 @@ class _Book:
 
     def __post_init__(self) -> None:
         earlier = {e.key: e for e in self.before.runs} if self.before else {}
-        self.entries = {c.key: self._entry(c, earlier.get(c.key)) for c in self.runs}
+        self.entries: dict[str, SweepEntry] = {}
+        for run in self.runs:
+            self.entries[run.key] = self._entry(run, earlier.get(run.key))
         for key, entry in earlier.items():
             if key not in self.entries:
                 self.entries[key] = entry.model_copy(update={"in_grid": False})
@@ -356,27 +368,23 @@ class _Book:
 
     def note(self, run: GridRun, status: str, reason: str) -> None:
         """Record a run's outcome; for a finished run, in its own directory first."""
-        seconds = None
+        seconds: float | None = None
         if status == "done":
+            place = run_directory(self.out, run.key)
             try:
-                reason, seconds = self._finish(run)
+                with writing(place):
+                    if run.spec is not None:
+                        take_controls(place, shared_directory(self.out, run.spec))
+                    result = read(load_json(place / "result.json"))
+                    reason = "; ".join(f"{c.id} failed: {c.reason}" for c in result.failed_cells)
+                    seconds = round(sum(read_timings(place).values()), 3)
+                    save_json(place / _DONE, {"key": run.key, "reason": reason, "seconds": seconds}, indent=1)
+                    self._prune(run.key)
             except (OSError, IntegrityError, RunError) as error:
-                status, reason = "failed", f"{type(error).__name__}: {error}"
+                status, reason, seconds = "failed", f"{type(error).__name__}: {error}", None
         update = {"status": status, "reason": reason, "seconds": seconds}
         self.entries[run.key] = self.entries[run.key].model_copy(update=update)
         self.write()
-
-    def _finish(self, run: GridRun) -> tuple[str, float]:
-        place = run_directory(self.out, run.key)
-        with writing(place):
-            if run.spec is not None:
-                take_controls(place, shared_directory(self.out, run.spec))
-            result = read(load_json(place / "result.json"))
-            reason = "; ".join(f"{c.id} failed: {c.reason}" for c in result.failed_cells)
-            seconds = round(sum(read_timings(place).values()), 3)
-            save_json(place / _DONE, {"key": run.key, "reason": reason, "seconds": seconds}, indent=1)
-            self._prune(run.key)
-        return reason, seconds
 
     def _prune(self, key: str) -> None:
         """Remove files that a finished run no longer needs. Repeat this if it was interrupted."""

@@ -82,4 +82,8 @@ def task_of(x: Tensor, y: Tensor) -> Task:
 
 def tasks_named(names: Iterable[str]) -> tuple[Task, ...]:
     """Return the tasks of these names; names that fdaudit does not know are left out."""
-    return tuple(TASKS[name] for name in names if name in TASKS)
+    tasks = []
+    for name in names:
+        if name in TASKS:
+            tasks.append(TASKS[name])
+    return tuple(tasks)

@@ -14,7 +14,7 @@ from fdaudit.testing.extensions import fail
 from fdaudit.testing.federation import CLASSES, altered, records_of
 from fdaudit.testing.running import ProtocolRun, ancestry
 from fdaudit.transcript.encoding import shapes_of
-from fdaudit.transcript.messages import ALL, DATA, Message, role
+from fdaudit.transcript.messages import ALL, DATA, role
 from fdaudit.transcript.transcript import verify_transcript
 from fdaudit.transcript.wire import Outage
 
@@ -36,52 +36,45 @@ def check_messages(
     for entry in protocol.card.declared_messages:
         for receiver in entry["to"].split(","):
             declared.add((entry["kind"], entry["from"], receiver.strip()))
+    image = run.setting.input_shape if len(run.setting.input_shape) == 3 else ()
+    known = {"C": CLASSES, **dict(zip("chw", image, strict=False))}
     for message in run.messages:
         for receiver in message.receivers:
             sent = (message.kind, role(message.sender), role(receiver))
             if sent not in declared and message.kind not in UNDECLARED:
                 fail(name, "sends {} from {} to {}, which its card does not declare.".format(*sent))
-        _check_form(name, run, message)
-        _check_inputs(name, run, message)
-
-
-def _check_form(name: str, run: ProtocolRun, message: Message) -> None:
-    """The tensors of a message are those of its kind."""
-    kind = KINDS.get(message.kind)
-    if kind is None:
-        return
-    image = run.setting.input_shape if len(run.setting.input_shape) == 3 else ()
-    known = {"C": CLASSES, **dict(zip("chw", image, strict=False))}
-    if misfit := kind.misfit(shapes_of(message.tensors), known):
-        fail(name, f"sends a message that is not {message.kind}: {misfit}.")
-    for tensor in kind.tensors:
-        sent = message.tensors.get(tensor.name)
-        if sent is not None and tensor.whole and sent.dtype[0] not in "IU":
-            fail(name, f"sends {message.kind} with {tensor.name} that are not whole numbers.")
-
-
-def _check_inputs(name: str, run: ProtocolRun, message: Message) -> None:
-    """The declared inputs of a message are messages that its sender held."""
-    if message.inputs == ALL:
-        return
-    for source in message.inputs:
-        if source == DATA:
-            if role(message.sender) != "client":
-                fail(
-                    name,
-                    f"declares records as an input of {message.kind} from {message.sender}, who has none.",
-                )
-        elif message.sender not in run.messages[int(source)].parties():
-            fail(name, f"declares an input of {message.kind} that {message.sender} did not hold.")
+        kind = KINDS.get(message.kind)
+        if kind is not None:
+            if misfit := kind.misfit(shapes_of(message.tensors), known):
+                fail(name, f"sends a message that is not {message.kind}: {misfit}.")
+            for tensor in kind.tensors:
+                info = message.tensors.get(tensor.name)
+                if info is not None and tensor.whole and info.dtype[0] not in "IU":
+                    fail(name, f"sends {message.kind} with {tensor.name} that are not whole numbers.")
+        if message.inputs == ALL:
+            continue
+        for source in message.inputs:
+            if source == DATA:
+                if role(message.sender) != "client":
+                    fail(
+                        name,
+                        f"declares records as an input of {message.kind} from {message.sender}, who has none.",
+                    )
+            elif message.sender not in run.messages[int(source)].parties():
+                fail(name, f"declares an input of {message.kind} that {message.sender} did not hold.")
 
 
 def changed_messages(one: ProtocolRun, two: ProtocolRun) -> set[int] | None:
     """Return the numbers of the messages whose tensors differ; None if the runs send other messages at all."""
-    headers = [[(m.sender, m.receivers, m.kind) for m in run.messages] for run in (one, two)]
-    if headers[0] != headers[1]:
+    if len(one.messages) != len(two.messages):
         return None
-    pairs = zip(one.messages, two.messages, strict=True)
-    return {a.seq for a, b in pairs if one.payload(a) != two.payload(b)}
+    numbers = set[int]()
+    for a, b in zip(one.messages, two.messages, strict=True):
+        if (a.sender, a.receivers, a.kind) != (b.sender, b.receivers, b.kind):
+            return None
+        if one.payload(a) != two.payload(b):
+            numbers.add(a.seq)
+    return numbers
 
 
 def check_dependence(

@@ -148,7 +148,9 @@ def _check_form(subject: MessageDefence) -> None:
     card, name = subject.defence.card, subject.name
     for dtype in _FLOATS:
         message = subject.message()
-        message = {n: t.to(dtype) if t.is_floating_point() else t for n, t in message.items()}
+        for n, tensor in message.items():
+            if tensor.is_floating_point():
+                message[n] = tensor.to(dtype)
         released = subject.release(message)
         due = card.makes or subject.kind
         if released.kind != due or not is_kind(released.kind):
@@ -176,7 +178,8 @@ def _check_form(subject: MessageDefence) -> None:
 def _check_without_index(subject: MessageDefence) -> None:
     """A message without `index` is about all samples in their order, as one whose `index` says so."""
     numbered = subject.message()
-    bare = {n: t for n, t in numbered.items() if n != "index"}
+    bare = dict(numbered)
+    bare.pop("index", None)
     if not bare or len(bare) == len(numbered):
         return
     with during(subject.name, "release of a message without `index`"):
@@ -196,8 +199,10 @@ def _check_size(subject: MessageDefence) -> None:
     sizes = set()
     for seed, scale in enumerate(SCALES):
         released = subject.release(subject.message(seed, scale), str(seed))
-        shapes = {n: (str(t.dtype), tuple(t.shape)) for n, t in released.tensors.items()}
-        sizes.add((released.bytes_on_wire, str(sorted(shapes.items()))))
+        shapes: list[tuple[str, tuple[str, tuple[int, ...]]]] = []
+        for n, tensor in released.tensors.items():
+            shapes.append((n, (str(tensor.dtype), tuple(tensor.shape))))
+        sizes.add((released.bytes_on_wire, str(sorted(shapes))))
     if len(sizes) > 1:
         fail(
             subject.name,
@@ -210,7 +215,10 @@ def _check_cuda(subject: MessageDefence) -> None:
     if not has_cuda(subject.name):
         return
     here = subject.release(subject.message()).tensors
-    there = subject.release({n: t.cuda() for n, t in subject.message().items()}).tensors
+    message = subject.message()
+    for n, tensor in message.items():
+        message[n] = tensor.cuda()
+    there = subject.release(message).tensors
     for n, tensor in here.items():
         if not torch.allclose(tensor.double(), there[n].cpu().double(), rtol=1e-4, atol=1e-4):
             fail(subject.name, f"releases another {n} on CUDA than on the CPU.")
@@ -267,17 +275,14 @@ def _check_training(name: str, cls: Any, config: Any) -> None:
         again = event_from_json(event_to_json(event))
     if event is None or again != event:
         fail(name, "has no event that the record can hold.")
-    _check_clip(name, defence)
-    check_noise_in_training(name, defence, event)
-
-
-def _check_clip(name: str, defence: Any) -> None:
-    """One record moves the sum of clipped gradients by no more than the clip."""
     clip = getattr(defence.config, "clip", None)
-    if not isinstance(clip, float):
-        return
-    for scale in SCALES:
-        one = {"w": torch.randn(1, 3, 2, generator=child(1, "gradients")) * scale}
-        norm = float(defence.clipped(one)["w"].double().norm())
-        if norm > clip * (1 + SLACK):
-            fail(name, f"has a clip of {clip:g}, and one record's gradient has a norm of {norm:g} after it.")
+    if isinstance(clip, float):
+        for scale in SCALES:
+            one = {"w": torch.randn(1, 3, 2, generator=child(1, "gradients")) * scale}
+            norm = float(defence.clipped(one)["w"].double().norm())
+            if norm > clip * (1 + SLACK):
+                fail(
+                    name,
+                    f"has a clip of {clip:g}, and one record's gradient has a norm of {norm:g} after it.",
+                )
+    check_noise_in_training(name, defence, event)

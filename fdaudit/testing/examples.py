@@ -30,6 +30,7 @@ from fdaudit.storage.tables import csv_text
 from fdaudit.tasks import TEXT
 from fdaudit.testing.specs import small_spec
 from fdaudit.transcript.encoding import readable
+from fdaudit.transcript.messages import Message
 from fdaudit.transcript.payloads import read_payload
 from fdaudit.transcript.transcript import Transcript, read_messages
 
@@ -232,8 +233,11 @@ def examples_of(card: AttackCard, spec: Mapping[str, Any] | None = None) -> Iter
         kinds = {message["kind"] for message in protocol.declared_messages}
         if not card.needs or kinds & set(card.needs) or (oracle and protocol.oracles):
             fields = protocols.REGISTRY.load(name).Config.model_fields
-            short = {field: value for field, value in _SHORT.items() if field in fields}
-            yield _example(_spec(name, {**short, **params}, card))
+            settings: dict[str, Any] = {}
+            for field, value in _SHORT.items():
+                if field in fields:
+                    settings[field] = value
+            yield _example(_spec(name, {**settings, **params}, card))
 
 
 def _recorded_as(dtype: torch.dtype, view: View, folder: Path) -> View:
@@ -246,19 +250,30 @@ def _recorded_as(dtype: torch.dtype, view: View, folder: Path) -> View:
                     tensors[name] = tensor.to(dtype)
             transcript.append(replace(message, bytes_on_wire=0), tensors)
     numbers = {message.seq for message in view.messages}
-    messages = tuple(message for message in read_messages(folder) if message.seq in numbers)
-    return replace(view, messages=messages, directory=folder)
+    messages: list[Message] = []
+    for message in read_messages(folder):
+        if message.seq in numbers:
+            messages.append(message)
+    return replace(view, messages=tuple(messages), directory=folder)
 
 
 def _spec(protocol: str, params: Mapping[str, Any], card: AttackCard) -> dict[str, Any]:
-    """Return the spec of a federation, on images or, for an attack on texts alone, on texts."""
+    """Return the spec of a federation, on images or, for an attack on texts alone, on random texts of two classes."""
     changes: dict[str, Any] = {
         "dataset": {"name": "digits", "limit": 400},
         "splits": {"test": 0.1, "proxy": 0.2, "auxiliary": 0.3, "candidates": 8},
         "model": {"name": "mlp", "params": {"widths": [8]}},
     }
     if card.tasks == (TEXT.name,):
-        changes["dataset"] = {"name": f"text:{_texts()}", "length": 10}
+        texts = _home() / "texts.csv"
+        if not texts.exists():
+            draws = child(0, "texts")
+            rows = [["text", "label"]]
+            for number in range(_TEXTS):
+                words = torch.randint(len(_WORDS), (6,), generator=draws).tolist()
+                rows.append([" ".join(_WORDS[word] for word in words), str(number % 2)])
+            texts.write_text(csv_text(rows), encoding="utf-8")
+        changes["dataset"] = {"name": f"text:{texts}", "length": 10}
         changes["model"] = {"name": "transformer", "params": {"width": 8}}
         params = {**params, "batch_size": 2}
     return small_spec(
@@ -273,19 +288,6 @@ def _home() -> Path:
     if not _HOME:
         _HOME.append(tempfile.TemporaryDirectory(prefix="fdaudit-"))
     return Path(_HOME[0].name)
-
-
-def _texts() -> Path:
-    """Return a file of random texts of two classes."""
-    path = _home() / "texts.csv"
-    if not path.exists():
-        draws = child(0, "texts")
-        rows = [["text", "label"]]
-        for number in range(_TEXTS):
-            words = torch.randint(len(_WORDS), (6,), generator=draws).tolist()
-            rows.append([" ".join(_WORDS[word] for word in words), str(number % 2)])
-        path.write_text(csv_text(rows), encoding="utf-8")
-    return path
 
 
 def _example(spec: Mapping[str, Any]) -> Example:

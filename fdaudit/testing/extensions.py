@@ -116,7 +116,10 @@ def load_extension(extension: type[T] | str, registry: Registry[T, Any]) -> type
         module = sys.modules.get(extension.__module__)
         if getattr(module, extension.__qualname__, None) is extension and extension.__module__ != "__main__":
             loaded(place, registry.group, f"{IMPORT}{place}")
-        members = {name: getattr(extension, name) for name in dir(extension) if hasattr(extension, name)}
+        members: dict[str, Any] = {}
+        for name in dir(extension):
+            if hasattr(extension, name):
+                members[name] = getattr(extension, name)
         refuse_broken(registry.group, f"{IMPORT}{place}", place, card, members, True)
         return extension
     except FdauditError as error:

@@ -152,12 +152,19 @@ def several(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
 
 def masked(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
     """Return the same images with masks (n, h, w): the class of each pixel follows from its brightness."""
-    return {k: PartyData(d.x, (d.x[:, 0] * CLASSES).long().clamp(max=CLASSES - 1)) for k, d in data.items()}
+    with_masks: dict[str, PartyData] = {}
+    for k, d in data.items():
+        masks = (d.x[:, 0] * CLASSES).long().clamp(max=CLASSES - 1)
+        with_masks[k] = PartyData(d.x, masks)
+    return with_masks
 
 
 def worded(data: Mapping[str, PartyData]) -> dict[str, PartyData]:
     """Return texts (n, 6) with the same classes."""
-    return {k: PartyData(tokens(len(d), k), d.y) for k, d in data.items()}
+    texts: dict[str, PartyData] = {}
+    for k, d in data.items():
+        texts[k] = PartyData(tokens(len(d), k), d.y)
+    return texts
 
 
 def records_of(task: Task, seed: int = 0) -> dict[str, PartyData]:

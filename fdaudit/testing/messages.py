@@ -77,7 +77,10 @@ class MessageDefence:
     def values(self, tensors: Mapping[str, Tensor], path: str = "m") -> Tensor:
         """Return all values but the index of what the defence makes of a message, as one vector."""
         released = readable(dict(self.release(tensors, path).tensors))
-        parts = [released[n].double().flatten() for n in released if n != "index"]
+        parts: list[Tensor] = []
+        for n, tensor in released.items():
+            if n != "index":
+                parts.append(tensor.double().flatten())
         return torch.cat(parts)
 
     def message(self, seed: int = 0, scale: float = 1.0) -> dict[str, Tensor]:

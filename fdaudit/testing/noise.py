@@ -56,9 +56,14 @@ def check_noise(subject: MessageDefence) -> None:
     if isinstance(first.event, _DISCRETE) and first.event.scale < 1:  # it may well draw nothing but 0
         return
     nothing = {n: t if n == "index" else torch.zeros_like(t) for n, t in message.items()}
-    paths = [f"noise of message {number}" for number in range(_DRAWS)]
-    draws = [subject.values(nothing, path) for path in paths]
-    shifts = [subject.values(message, path) - draw for path, draw in zip(paths[:3], draws, strict=False)]
+    paths: list[str] = []
+    draws: list[Tensor] = []
+    for number in range(_DRAWS):
+        paths.append(f"noise of message {number}")
+        draws.append(subject.values(nothing, paths[-1]))
+    shifts: list[Tensor] = []
+    for path, draw in zip(paths[:3], draws, strict=False):
+        shifts.append(subject.values(message, path) - draw)
     # What is done to values after the noise, such as a projection, costs no privacy and may make them spread less.
     added_last = all(torch.allclose(shift, shifts[0], rtol=1e-3, atol=1e-3) for shift in shifts)
     _refuse_weak_noise(subject.name, first.event, draws, added_last)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,7 @@ from torch import Tensor
 from fdaudit import defenses, protocols
 from fdaudit.config import validate
 from fdaudit.errors import SpecError
-from fdaudit.federation.protocol import FederatedProtocol, PartyData, ProtocolConfig
+from fdaudit.federation.protocol import FederatedProtocol, PartyData, ProtocolConfig, Round
 from fdaudit.federation.rehearsal import with_messages
 from fdaudit.storage.files import decode, encode
 from fdaudit.tasks import SINGLE_LABEL, TASKS, Task
@@ -208,16 +208,17 @@ def _check_resume(subject: _ProtocolUnderTest) -> None:
     # What a resumed run draws then shows in every message.
     gaussian = defenses.REGISTRY.load("gaussian-noise")
     defence = gaussian(validate(gaussian.Config, {"sigma": 0.01, "clip": 1.0}))
-    sent = [(m["kind"], m["from"]) for m in subject.cls.card.declared_messages if m["kind"] != "sample_count"]
-    noise = {key: [defence] for key in sent}
+    noise: dict[tuple[str, str], list[Any]] = {}
+    for message in subject.cls.card.declared_messages:
+        if message["kind"] != "sample_count":
+            noise[message["kind"], message["from"]] = [defence]
     whole = subject.run("noised", defenses=noise)
     for last in range(subject.config.rounds - 1):
         part = subject.run(f"stopped-after-{last}", defenses=noise, stop_after=last)
         following = (last + 1, part.states[-1], part.positions[-1])
         shutil.copytree(part.folder, subject.folder / f"resumed-after-{last}")
         rest = subject.run(f"resumed-after-{last}", defenses=noise, resume=following)
-        models = [[encode(m) for m in entry.models.values()] for entry in rest.rounds]
-        expected = [[encode(m) for m in entry.models.values()] for entry in whole.rounds[last + 1 :]]
+        models, expected = _encoded_models(rest.rounds), _encoded_models(whole.rounds[last + 1 :])
         if part.states[-1] != whole.states[last] or rest.states[-1:] != whole.states[-1:]:
             fail(subject.name, f"ends with another state when it is resumed after round {last}.")
         if rest.log != whole.log or models != expected:
@@ -225,19 +226,30 @@ def _check_resume(subject: _ProtocolUnderTest) -> None:
             fail(subject.name, f"{problem}; keep every value that outlives a round in `state`.")
 
 
+def _encoded_models(rounds: Sequence[Round]) -> list[list[bytes]]:
+    """Return the models of each round, as bytes."""
+    models: list[list[bytes]] = []
+    for entry in rounds:
+        of_round = map(encode, entry.models.values())
+        models.append(list(of_round))
+    return models
+
+
 def _check_released(subject: _ProtocolUnderTest, run: ProtocolRun) -> None:
     """What is released is what was published, and can be had from the state."""
     names = run.setting.initial["server"].keys() if "server" in run.setting.initial else ()
-    published = [m for m in run.messages if "world" in m.receivers and m.tensors.keys() == names]
-    if not published:
+    for message in reversed(run.messages):
+        if "world" in message.receivers and message.tensors.keys() == names:
+            break
+    else:
         return
-    sent = run.tensors(published[-1])
+    published = run.tensors(message)
     shutil.copytree(run.folder, subject.folder / "restored")
     end = (subject.config.rounds, run.states[-1], run.positions[-1])
     restored = subject.run("restored", resume=end)
     for protocol, when in ((run.protocol, "after a run"), (restored.protocol, "from the state of a run")):
         released = protocol.released()
-        if released is None or not _same(decode(encode(released)), sent):
+        if released is None or not _same(decode(encode(released)), published):
             fail(subject.name, f"released() {when} is not the model that was published last.")
 
 
@@ -249,8 +261,11 @@ def _check_silence(subject: _ProtocolUnderTest) -> None:
         run = subject.run(f"{_GONE.replace('/', '-')}-silent-{after}", outages=[outage])
         _check_complete(subject, run, f"if a client is silent {when} of each round")
         for number in range(subject.config.rounds):
-            own = [m for m in run.messages if (m.round, m.sender) == (number, _GONE) and m.kind != "silence"]
-            if len(own) > after:
+            count = 0
+            for message in run.messages:
+                if (message.round, message.sender) == (number, _GONE) and message.kind != "silence":
+                    count += 1
+            if count > after:
                 fail(subject.name, f"sends for a client that is silent {when} of each round.")
     everybody = [Outage(party=k, first=0, last=last) for k in records_of(subject.task)]
     _check_complete(subject, subject.run("all-silent", outages=everybody), "if every client is silent")
@@ -267,7 +282,9 @@ def _check_withheld(subject: _ProtocolUnderTest, whole: ProtocolRun) -> None:
 
 def _check_absent_class(subject: _ProtocolUnderTest) -> None:
     """A class that no client holds does no harm."""
-    clients = {k: PartyData(d.x, d.y % (CLASSES - 1)) for k, d in records_of(subject.task).items()}
+    clients: dict[str, PartyData] = {}
+    for party, data in records_of(subject.task).items():
+        clients[party] = PartyData(data.x, data.y % (CLASSES - 1))
     run = subject.run("absent-class", clients=clients)
     _check_complete(subject, run, "if no client holds one of the classes")
     for message in run.messages:

@@ -183,23 +183,24 @@ class RecordedFederation:
                         model.load_state_dict(server.state_dict())
                 for party, model in models.items():
                     own = lists["clients"][party]
-                    numbers = [n for n, row in enumerate(own["records"]) if row not in own["non_members"]]
+                    numbers: list[int] = []
+                    for place, row in enumerate(own["records"]):
+                        if row not in own["non_members"]:
+                            numbers.append(place)
                     numbers = numbers[self.idle :]
                     rows = torch.tensor(own["records"])[numbers]
-                    self._train(model, x[rows], y[rows])
-                    message = self._message(model, start, x[rows], y[rows], public)
+                    images, labels = x[rows], y[rows]
+                    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                    for _ in range(self.steps):
+                        optimizer.zero_grad()
+                        nn.functional.cross_entropy(model(images), labels).backward()
+                        optimizer.step()
+                    message = self._message(model, start, images, labels, public)
                     behind = numbers if self.named or not number else None
                     recorder.send(party, "server", self.kind, self.sent(message, self.kind), records=behind)
                 _average(server, list(models.values()))
             if of_network:
                 recorder.send("server", "world", "model_parameters", _named(server))
-
-    def _train(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(self.steps):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
 
     def _message(
         self, model: nn.Module, start: Parameters, x: Tensor, y: Tensor, public: Tensor

@@ -48,7 +48,10 @@ class _Watched(Wire):
         if delivery is None:
             return None
         delivery = self.alter(delivery)
-        self.delivered.append((delivery, {n: t.clone() for n, t in delivery.items()}))
+        copies: dict[str, Tensor] = {}
+        for name, tensor in delivery.items():
+            copies[name] = tensor.clone()
+        self.delivered.append((delivery, copies))
         return delivery
 
 
@@ -181,7 +184,10 @@ def ancestry(messages: Sequence[Message]) -> list[tuple[frozenset[str], frozense
     for message in messages:
         inputs = message.inputs
         if inputs == ALL:
-            earlier = [m.seq for m in messages[: message.seq] if message.sender in m.parties()]
+            earlier: list[int] = []
+            for other in messages[: message.seq]:
+                if message.sender in other.parties():
+                    earlier.append(other.seq)
             inputs = (DATA, *earlier)
         data = {message.sender} if DATA in inputs else set()
         behind = {message.seq}

@@ -83,17 +83,25 @@ class Evaluator:
     @torch.no_grad()
     def classify(self, x: Tensor) -> Tensor:
         """Return the predicted class (n,) of each image (n, c, h, w)."""
-        return torch.cat([self._network(part).argmax(1) for part in x.float().cpu().split(_PART)])
+        classes: list[Tensor] = []
+        for part in x.float().cpu().split(_PART):
+            logits = self._network(part)
+            classes.append(logits.argmax(1))
+        return torch.cat(classes)
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
         """Return features (n, d) of images (n, c, h, w)."""
-        return torch.cat([self._network.features(part) for part in x.float().cpu().split(_PART)])
+        parts = x.float().cpu().split(_PART)
+        return torch.cat(list(map(self._network.features, parts)))
 
     @cached_property
     def _network(self) -> Network:
         x, y = self.records
         draws = child(self._seed, "evaluator", "noise")
-        noisy = [(x + s * torch.randn(x.shape, generator=draws)).clamp(0, 1) for s in _NOISE]
+        noisy: list[Tensor] = []
+        for deviation in _NOISE:
+            noise = deviation * torch.randn(x.shape, generator=draws)
+            noisy.append((x + noise).clamp(0, 1))
         records = torch.cat(noisy), y.repeat(len(_NOISE))
         return fitted("evaluator", self.architecture, records, _STEPS, self._execution, self._seed)

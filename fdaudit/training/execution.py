@@ -51,7 +51,9 @@ class Execution:
     @property
     def settings(self) -> dict[str, str | int | bool]:
         """Return the settings that belong in a spec: those that do not follow from the networks."""
-        return {name: value for name, value in self.described.items() if name != "inside"}
+        settings = self.described
+        del settings["inside"]
+        return settings
 
     def begin(self) -> None:
         """Set up this process for training: threads, deterministic operations, rounding, freed memory kept."""

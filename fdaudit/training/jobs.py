@@ -210,13 +210,18 @@ def draw_batches(
     size = min(batch_size, n)
     while len(batches) < (steps or 0):
         order = torch.randperm(n, generator=generator)
-        batches += [b for b in order.split(size) if len(b) == size]
+        for batch in order.split(size):
+            if len(batch) == size:
+                batches.append(batch)
     return tuple(batches[:steps])
 
 
 def mean_losses(jobs: Sequence[Job], fitted: Sequence[Fitted]) -> dict[str, float]:
     """Return the mean of the losses of each job's training, by party."""
-    return {job.party: float(result.losses.mean()) for job, result in zip(jobs, fitted, strict=True)}
+    means: dict[str, float] = {}
+    for job, result in zip(jobs, fitted, strict=True):
+        means[job.party] = float(result.losses.mean())
+    return means
 
 
 def finite(jobs: Sequence[Job], fitted: list[Fitted]) -> list[Fitted]:

@@ -184,7 +184,9 @@ class ClientStep:
             return F.cross_entropy(z, y)
         own = named_loss(self.function)
         size = self.micro_batch or len(x)
-        losses = [own(model, *part) for part in zip(x.split(size), y.split(size), strict=True)]
+        losses: list[Tensor] = []
+        for records, labels in zip(x.split(size), y.split(size), strict=True):
+            losses.append(own(model, records, labels))
         return torch.stack(losses).mean()
 
     def losses(self, z: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -75,13 +75,18 @@ class Guard:
         """
         batch = self.rule.draw(records, self.noise)
         free = trainable_parameters(module)
-        total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in free.items()}
+        total: dict[str, Tensor] = {}
+        size = 0
+        gpus: list[torch.device] = []
+        for name, parameter in free.items():
+            total[name] = torch.zeros_like(parameter, dtype=torch.float64)
+            size += parameter.numel()
+            if parameter.device.type == "cuda" and parameter.device not in gpus:
+                gpus.append(parameter.device)
         device = next(iter(free.values())).device
-        entries = _ENTRIES.get(device.type, _ENTRIES["cpu"])
-        part = max(entries // sum(p.numel() for p in free.values()), 1)
+        part = max(_ENTRIES.get(device.type, _ENTRIES["cpu"]) // size, 1)
         loss = torch.zeros((), device=device)
-        gpus = {p.device: None for p in free.values() if p.device.type == "cuda"}
-        with seeded_randomness(self._draws, list(gpus)):
+        with seeded_randomness(self._draws, gpus):
             for chunk in batch.split(part) if len(batch) else ():
                 chunk_losses = losses(chunk)
                 # Not for `inputs` alone: hooks fire where a layer's own input gets its gradient.

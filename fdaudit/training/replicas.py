@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fdaudit.errors import SpecError, one_line, plugin_line
-from fdaudit.models.network import call_with
+from fdaudit.models.network import call_with, trainable_parameters
 from fdaudit.parallel.randomness import forked_randomness, generator_states
 from fdaudit.storage.digests import canonical
 from fdaudit.training.execution import Execution
@@ -89,7 +89,10 @@ class Copy:
 
     def unload(self) -> Parameters:
         """Return contiguous copies of parameters and buffers."""
-        return {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in self.named.items()}
+        copies: Parameters = {}
+        for name, tensor in self.named.items():
+            copies[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,16 +153,8 @@ def rehearsed(network: Buildable, device: torch.device | str = "cpu") -> Network
 
 def silence_draws(module: nn.Module, x: Tensor) -> None:
     """Put layers that draw random numbers into evaluation, until a pass in training draws none or no layer is left."""
-    with forked_randomness():
-        while drawing := _drawing(module, x):
-            for layer in drawing:
-                layer.training = False
-
-
-def _drawing(module: nn.Module, x: Tensor) -> list[nn.Module]:
-    """Return the layers in training that draw in a pass and have no part that does."""
     states = dict[nn.Module, Any]()
-    drawing = list[nn.Module]()
+    drawing = list[nn.Module]()  # in one pass, without those that have a part that draws
 
     def enter(layer: nn.Module, _: Any) -> None:
         states[layer] = generator_states()
@@ -169,12 +164,18 @@ def _drawing(module: nn.Module, x: Tensor) -> list[nn.Module]:
         if layer.training and not inside and generator_states() != states[layer]:
             drawing.append(layer)
 
-    with ExitStack() as hooks, restored_buffers(module), torch.no_grad():
-        for layer in module.modules():
-            hooks.enter_context(layer.register_forward_pre_hook(enter))
-            hooks.enter_context(layer.register_forward_hook(leave))
-        module(x)
-    return drawing
+    with forked_randomness():
+        while True:
+            drawing.clear()
+            with ExitStack() as hooks, restored_buffers(module), torch.no_grad():
+                for layer in module.modules():
+                    hooks.enter_context(layer.register_forward_pre_hook(enter))
+                    hooks.enter_context(layer.register_forward_hook(leave))
+                module(x)
+            if not drawing:
+                break
+            for layer in drawing:
+                layer.training = False
 
 
 class _Trials:
@@ -210,7 +211,13 @@ class _Trials:
             problem = f"cannot be trained on {_TRIED} records ({_failure_of(module, self._x)})"
             raise self._refusal(problem + plugin_line(error), "Correct its `forward`.") from error
         random = generator_states() != states
-        self._refuse_probabilities()
+        with torch.no_grad():
+            answers = self._built()(self._x)
+        total = answers.sum(1)
+        if bool((answers >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-5):
+            # The softmax of a softmax is another model.
+            problem = "returns probabilities: its answers to random records are positive and sum to 1"
+            raise self._refusal(problem, "Make it return logits, without the softmax at its end.")
         after = dict(module.named_buffers())
         keeps = before.keys() != after.keys() or not all(torch.equal(before[n], after[n]) for n in after)
         coupled = random or keeps or not self._is_mean_of_parts(gradient)
@@ -255,7 +262,10 @@ class _Trials:
             first, second = _gradient(self._built(), half), _gradient(self._built(), rest)
         except Exception:  # of foreign code
             return False
-        return _close({n: (first[n] + second[n]) / 2 for n in gradient}, gradient)
+        mean: Parameters = {}
+        for name in gradient:
+            mean[name] = (first[name] + second[name]) / 2
+        return _close(mean, gradient)
 
     def stacks(self) -> bool:
         """Return whether two models under `vmap` get the gradient that each gets alone; within `apart`."""
@@ -264,7 +274,10 @@ class _Trials:
         tensors = Copy(module).named
         if len(set(map(id, tensors.values()))) < len(tensors):
             return False  # stacked, the names of one weight would come apart
-        rest = {n: t.detach() for n, t in tensors.items() if n not in gradient}
+        rest: Parameters = {}
+        for name, tensor in tensors.items():
+            if name not in gradient:
+                rest[name] = tensor.detach()
 
         def loss(w: Parameters, x: Tensor) -> Tensor:
             return _trial_loss(call_with(module, {**w, **rest}, x))
@@ -277,8 +290,10 @@ class _Trials:
                 stacked = vmap(grad(loss))(twice, torch.stack([self._x] * 2))
         except Exception:  # of foreign code, or of an operation that `vmap` lacks
             return False
-        first = {n: t[0] for n, t in stacked.items()}
-        second = {n: t[1] for n, t in stacked.items()}
+        first: Parameters = {}
+        second: Parameters = {}
+        for name, both in stacked.items():
+            first[name], second[name] = both[0], both[1]
         return _close(first, gradient) and _close(second, gradient)
 
     def _refuse_several_answers(self) -> None:
@@ -292,15 +307,6 @@ class _Trials:
             problem = f"returns a {type(answers).__name__} in training, not a tensor of logits"
             remedy = "Make its `forward` return the logits alone, without auxiliary answers."
             raise self._refusal(problem, remedy)
-
-    def _refuse_probabilities(self) -> None:
-        """Refuse a network whose answers are probabilities: the softmax of a softmax is another model."""
-        with torch.no_grad():
-            answers = self._built()(self._x)
-        total = answers.sum(1)
-        if bool((answers >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-5):
-            problem = "returns probabilities: its answers to random records are positive and sum to 1"
-            raise self._refusal(problem, "Make it return logits, without the softmax at its end.")
 
     def _refusal(self, problem: str, remedy: str) -> SpecError:
         name = self._network.described.get("name", type(self._network).__name__)
@@ -331,7 +337,7 @@ def _failure_of(module: nn.Module, x: Tensor) -> str:
 
 def _gradient(module: nn.Module, x: Tensor) -> Parameters:
     """Return the gradient of a trial's loss by parameter; zeros for parameters that it does not use."""
-    free = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    free = trainable_parameters(module)
     loss = _trial_loss(module(x))
     gradients = torch.autograd.grad(loss, list(free.values()), materialize_grads=True)
     return dict(zip(free, gradients, strict=True))

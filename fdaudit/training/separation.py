@@ -124,7 +124,11 @@ def _rows_by_layer(module: nn.Module, x: Tensor) -> list[_LayerRows]:
     by_layer: list[_LayerRows] = []
 
     def rest(value: object) -> list[Tensor]:
-        return [t[1:].detach() for t in _tensors(value) if t.shape[:1] == (len(x),)]
+        rows: list[Tensor] = []
+        for t in _tensors(value):
+            if t.shape[:1] == (len(x),):
+                rows.append(t[1:].detach())
+        return rows
 
     def leave(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
         by_layer.append(_LayerRows(name, type(layer).__name__, rest(inputs), rest(output)))
@@ -248,7 +252,10 @@ class _CouplingTest:
         The tolerance is relative to the rows and to all gradients, because a bias before a norm has only rounding
         errors.
         """
-        largest = max((_size(t) for name, t in one.items() if name != "output"), default=0.0)
+        largest = 0.0
+        for name, tensor in one.items():
+            if name != "output":
+                largest = max(largest, _size(tensor))
         index = list(rows)
         for name, tensor in one.items():
             if len(tensor) != len(two[name]):
@@ -319,33 +326,36 @@ class _RandomOperations(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         kwargs = kwargs or {}
         random = torch.Tag.nondeterministic_seeded in func.tags
         if random:
-            generators = [g for g in (*args, *kwargs.values()) if isinstance(g, torch.Generator)]
-            if any(g.initial_seed() != _MARK for g in (*generators, torch.default_generator)):
+            generators = [torch.default_generator]
+            for argument in (*args, *kwargs.values()):
+                if isinstance(argument, torch.Generator):
+                    generators.append(argument)
+            if any(g.initial_seed() != _MARK for g in generators):
                 self.problem = "it has a generator of its own or sets a seed, so its draws can be guessed"
         result = func(*args, **kwargs)
-        if random:
-            self.draws += 1
-            for tensor in _tensors(result):
-                if tensor.numel():
-                    self._check(tensor)
+        if not random:
+            return result
+        self.draws += 1
+        for tensor in _tensors(result):
+            if not tensor.numel():
+                continue
+            # The first dimension must count records, or equal blocks of one record each.
+            size = tensor.shape[0] if tensor.dim() else 1
+            if size % self._records:
+                self.problem = self.problem or (
+                    "the records of a batch share its random numbers: draw a tensor whose first dimension counts "
+                    "records"
+                )
+            elif self._changed is not None:
+                block = size // self._records
+                rows = tensor.narrow(0, self._changed * block, block)
+                if tensor.dtype == torch.bool:
+                    rows.copy_(~rows)
+                elif tensor.is_floating_point():
+                    rows.copy_(1 - rows)
+                else:
+                    rows.zero_()
         return result
-
-    def _check(self, tensor: Tensor) -> None:
-        """Require that the first dimension counts records, or equal blocks of one record each."""
-        size = tensor.shape[0] if tensor.dim() else 1
-        if size % self._records:
-            self.problem = self.problem or (
-                "the records of a batch share its random numbers: draw a tensor whose first dimension counts records"
-            )
-        elif self._changed is not None:
-            block = size // self._records
-            rows = tensor.narrow(0, self._changed * block, block)
-            if tensor.dtype == torch.bool:
-                rows.copy_(~rows)
-            elif tensor.is_floating_point():
-                rows.copy_(1 - rows)
-            else:
-                rows.zero_()
 
 
 def _tensors(result: Any) -> list[Tensor]:
@@ -386,8 +396,12 @@ def random_inputs(n: int, input_shape: tuple[int, ...], seed: int, words: int = 
 
 def _copied(module: nn.Module) -> _Tensors:
     """Return copies of all buffers and parameters."""
-    tensors = {f"buffer {n}": b.detach().clone() for n, b in module.named_buffers()}
-    return tensors | {f"parameter {n}": p.detach().clone() for n, p in module.named_parameters()}
+    tensors: _Tensors = {}
+    for name, buffer in module.named_buffers():
+        tensors[f"buffer {name}"] = buffer.detach().clone()
+    for name, parameter in module.named_parameters():
+        tensors[f"parameter {name}"] = parameter.detach().clone()
+    return tensors
 
 
 def _changed(before: Mapping[str, Tensor], module: nn.Module) -> str | None:

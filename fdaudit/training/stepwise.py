@@ -117,8 +117,11 @@ class Learner:
 
     def parameters(self) -> Parameters:
         """Return copies of the floating-point parameters and buffers by name, on the CPU."""
-        tensors = self.module.state_dict()
-        return {n: t.detach().cpu().clone() for n, t in tensors.items() if t.is_floating_point()}
+        parameters: Parameters = {}
+        for name, tensor in self.module.state_dict().items():
+            if tensor.is_floating_point():
+                parameters[name] = tensor.detach().cpu().clone()
+        return parameters
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
         """Load weights; keep the optimiser's moments.
@@ -133,14 +136,24 @@ class Learner:
 
     def state(self) -> dict[str, Tensor]:
         """Return weights (`w/…`), the optimiser's moments (`m/…`) and the step count, by name, on the CPU."""
-        tensors = {f"w/{n}": t for n, t in self.parameters().items()}
-        tensors |= {f"m/{n}": t for n, t in moments_of(self._optimizer, self._trainable).items()}
-        return tensors | {"steps": torch.tensor(self.steps)}
+        tensors: dict[str, Tensor] = {}
+        for name, weight in self.parameters().items():
+            tensors[f"w/{name}"] = weight
+        for name, moment in moments_of(self._optimizer, self._trainable).items():
+            tensors[f"m/{name}"] = moment
+        tensors["steps"] = torch.tensor(self.steps)
+        return tensors
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Load a result of `state`."""
-        self.load({n.removeprefix("w/"): t for n, t in state.items() if n.startswith("w/")})
+        weights: dict[str, Tensor] = {}
+        moments: dict[str, Tensor] = {}
+        for name, tensor in state.items():
+            if name.startswith("w/"):
+                weights[name.removeprefix("w/")] = tensor
+            elif name.startswith("m/"):
+                moments[name.removeprefix("m/")] = tensor
+        self.load(weights)
         self.steps = int(state["steps"])
         self._optimizer.state.clear()
-        moments = {n.removeprefix("m/"): t for n, t in state.items() if n.startswith("m/")}
         restore_moments(self._optimizer, self._trainable, moments)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from fdaudit.models.network import call_with
+from fdaudit.models.network import call_with, trainable_parameters
 from fdaudit.parallel.randomness import generator_states, seeded_randomness
 from fdaudit.parallel.threads import side_by_side
 from fdaudit.rng import SecretStream, child
@@ -78,7 +78,7 @@ class Trainer:
         self._mixed = execution.precision == "bfloat16"
         self._copies = [self._build()]
         self._module, self._named = self._copies[0].module, self._copies[0].named
-        self._trainable = frozenset(n for n, p in self._module.named_parameters() if p.requires_grad)
+        self._trainable = frozenset(trainable_parameters(self._module))
         self._traits = Traits.of(self._module, rehearsed(architecture, self.device), execution)
         if self._traits.compiled:
             self._copies = [Copy(self._module, compiled=True)]
@@ -119,7 +119,10 @@ class Trainer:
                 optimizer.zero_grad(set_to_none=True)
                 losses.append(self._backward(copy, x, targets, batch, near, fit, draws))
                 if fit.step.clips:
-                    gradients = {name: p.grad for name, p in free.items() if p.grad is not None}
+                    gradients: Parameters = {}
+                    for name, parameter in free.items():
+                        if parameter.grad is not None:
+                            gradients[name] = parameter.grad
                     for name, gradient in fit.clipped(gradients).items():
                         free[name].grad = gradient
                 _set_rate(optimizer, fit, step, len(job.batches))
@@ -269,7 +272,9 @@ class Trainer:
         free = self._free(copy)
         values = torch.autograd.grad(loss, list(free.values()), materialize_grads=True)
         clipped = fit.clipped(dict(zip(free, values, strict=True)))
-        gradient = {n: g.contiguous() for n, g in clipped.items()}
+        gradient: Parameters = {}
+        for name, tensor in clipped.items():
+            gradient[name] = tensor.contiguous()
         return Fitted(gradient, loss.detach().reshape(1).cpu(), batches=[batch])
 
     def _by_themselves(self, work: Callable[[Copy, Job], Fitted], jobs: Sequence[Job]) -> list[Fitted]:
@@ -279,7 +284,8 @@ class Trainer:
         if workers <= 1:
             fitted = list(map(partial(work, self._copies[0]), jobs))
         else:
-            self._copies += [self._build() for _ in range(workers - len(self._copies))]
+            for _ in range(workers - len(self._copies)):
+                self._copies.append(self._build())
             fitted = side_by_side(work, jobs, self._copies[:workers])
         if generator_states() != before and not self._traits.random:
             # Only on these records the network draws numbers: fit again, each job from its own seed.
@@ -298,8 +304,12 @@ class Trainer:
         self._copies[0].load(parameters)
         self._module.eval()
         size = int(min(_PREDICT_BATCH, self._traits.at_once(x)))
+        logits: list[Tensor] = []
         with seeded_randomness(0, self._gpus) if self._traits.draws_answers else nullcontext():
-            return torch.cat([self._module(self._images(part)).cpu() for part in x.split(size)])
+            for part in x.split(size):
+                images = self._images(part)
+                logits.append(self._module(images).cpu())
+            return torch.cat(logits)
 
     # -- lending --------------------------------------------------------------------------------------------
 
@@ -343,7 +353,9 @@ class Trainer:
         """Return whether jobs differ in numbers alone: in no shape, and without guards or moments."""
         if any(job.moments is not None or job.guard is not None for job in jobs):
             return False
-        shapes = {(job.x.shape[1:], job.targets.shape[1:], *map(len, job.batches)) for job in jobs}
+        shapes = set[tuple[object, ...]]()
+        for job in jobs:
+            shapes.add((job.x.shape[1:], job.targets.shape[1:], *map(len, job.batches)))
         return len(shapes) == 1 and self._traits.stackable
 
     def _workers(self, pieces: int) -> int:
@@ -368,14 +380,22 @@ class Trainer:
         return x.contiguous(memory_format=self._format) if x.dim() == 4 else x
 
     def _free(self, copy: Copy) -> dict[str, Tensor]:
-        return {n: t for n, t in copy.named.items() if n in self._trainable}
+        free: Parameters = {}
+        for name, tensor in copy.named.items():
+            if name in self._trainable:
+                free[name] = tensor
+        return free
 
     def _anchor(self, job: Job, fit: Fit) -> Parameters | None:
         if not fit.mu:
             return None
         if job.anchor is None:
             raise ValueError(f"{job.party}: mu = {fit.mu} needs an anchor. Give the parameters to stay near.")
-        return {n: job.anchor[n].to(self.device) for n in self._named if n in self._trainable}
+        anchor: Parameters = {}
+        for name in self._named:
+            if name in self._trainable:
+                anchor[name] = job.anchor[name].to(self.device)
+        return anchor
 
 
 def _optimizer(tensors: list[Tensor], fit: Fit) -> torch.optim.Optimizer:
@@ -418,12 +438,18 @@ def _stacked_rows(tensors: Sequence[Tensor], batches: Sequence[Tensor]) -> Tenso
     if all(tensor is first for tensor in tensors):
         together: Tensor = _rows(first, torch.cat(list(batches))).unflatten(0, (len(batches), -1))
         return together
-    return torch.stack([_rows(*one) for one in zip(tensors, batches, strict=True)])
+    stacked: list[Tensor] = []
+    for tensor, batch in zip(tensors, batches, strict=True):
+        stacked.append(_rows(tensor, batch))
+    return torch.stack(stacked)
 
 
 def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Return the squared ℓ2 distance between the tensors b and those of the same names in a."""
-    return torch.stack([(a[name] - tensor).square().sum() for name, tensor in b.items()]).sum()
+    squares: list[Tensor] = []
+    for name, tensor in b.items():
+        squares.append((a[name] - tensor).square().sum())
+    return torch.stack(squares).sum()
 
 
 def _table(losses: Sequence[Tensor]) -> Tensor:

@@ -99,7 +99,10 @@ def read_manifest(run: Path) -> dict[str, Any]:
         raise RunError("run", str(run), problem, "Read it with the version of fdaudit that wrote it.")
     if whole != data or stated != right or body.get("schema") != _SCHEMA:
         raise IntegrityError([f"{MANIFEST} does not match its own digest"])
-    wrong = [name for name, kind in _REQUIRED.items() if type(body.get(name)) is not kind]
+    wrong = []
+    for name, kind in _REQUIRED.items():
+        if type(body.get(name)) is not kind:
+            wrong.append(name)
     if body.get("origin", "simulation") not in COVERED:
         wrong.append("origin")
     if wrong:
@@ -117,7 +120,11 @@ def refuse_no_run(path: Path) -> None:
         raise RunError("run", str(path), "does not exist", "Give the directory of a run.")
     if (path / "vault").is_dir() or (path / "transcript").is_dir() or not path.is_dir():
         return
-    runs = sorted(p.name for p in path.iterdir() if (p / MANIFEST).is_file())
+    runs = []
+    for entry in path.iterdir():
+        if (entry / MANIFEST).is_file():
+            runs.append(entry.name)
+    runs.sort()
     if runs:
         names = ", ".join(runs[:_MOST_NAMED])
         if len(runs) > _MOST_NAMED:

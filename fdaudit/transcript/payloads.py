@@ -90,8 +90,18 @@ def read_payload(directory: Path, message: Message) -> bytes:
         IntegrityError: the payload was not kept, its name is not one a transcript writes, or it differs.
     """
     name, length = payload_name(message), (message.payload or {})["length"]
+    path, offset = directory / name, message.offset
     try:
-        payload = _slice(directory / name, message.offset, length)
+        if path.is_symlink() or not path.is_file():
+            raise ValueError("is missing" if not path.exists() else "is no regular file")
+        if length > TENSOR_BYTES.most:
+            raise ValueError(f"has {TENSOR_BYTES.refusal(length)}")
+        refuse_forecast("payload", path.name, 3 * length)  # as read, decoded, and in its reader's form
+        with open_file(path, follow=False) as file:
+            if min(offset, length) < 0 or offset + length > os.fstat(file.fileno()).st_size:
+                raise ValueError("is shorter than its line says")
+            file.seek(offset)
+            payload = file.read(length)
         salt = bytes.fromhex(message.salt)
     except (OSError, ValueError) as error:
         problem = reason_of(error)
@@ -99,16 +109,3 @@ def read_payload(directory: Path, message: Message) -> bytes:
     if commitment(salt, payload) != message.sha256:
         raise IntegrityError([f"payload of message {message.seq} ({name}) does not match its digest"])
     return payload
-
-
-def _slice(path: Path, offset: int, length: int) -> bytes:
-    if path.is_symlink() or not path.is_file():
-        raise ValueError("is missing" if not path.exists() else "is no regular file")
-    if length > TENSOR_BYTES.most:
-        raise ValueError(f"has {TENSOR_BYTES.refusal(length)}")
-    refuse_forecast("payload", path.name, 3 * length)  # as read, decoded, and in its reader's form
-    with open_file(path, follow=False) as file:
-        if min(offset, length) < 0 or offset + length > os.fstat(file.fileno()).st_size:
-            raise ValueError("is shorter than its line says")
-        file.seek(offset)
-        return file.read(length)

@@ -31,7 +31,10 @@ def sample_index(tensors: Mapping[str, Tensor]) -> Tensor:
     index = tensors.get("index")
     if index is not None:
         return index.cpu().long()
-    return torch.arange(len(tensors[next((name for name in _ROWS if name in tensors), "values")]))
+    for name in _ROWS:
+        if name in tensors:
+            return torch.arange(len(tensors[name]))
+    return torch.arange(len(tensors["values"]))
 
 
 def smallest_integer(highest: int, lowest: int = 0) -> torch.dtype:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -190,7 +190,14 @@ def _reopened(directory: Path, log: str, start: Position) -> TranscriptFiles:
         file.close()
         raise IntegrityError([f"{log} does not end as the last checkpoint says"])
     round = Message.from_line(last).round
-    shared = rewind(directory, start.seq, round, _end_of_shared(round, chain([last], lines)))
+    end = 0  # of the payloads in the round's file
+    for line in chain([last], lines):
+        message = Message.from_line(line)
+        if message.round < round:
+            break
+        if message.payload is not None and message.payload["file"] == shared_name(round):
+            end += message.payload["length"]
+    shared = rewind(directory, start.seq, round, end)
     return TranscriptFiles(
         directory,
         file,
@@ -214,18 +221,6 @@ def _lines_back(path: Path) -> Iterator[bytes]:
             yield from reversed(whole)
         if partial:
             yield partial
-
-
-def _end_of_shared(round: int, lines: Iterable[bytes]) -> int:
-    """Return the end of the payloads in a round's file, given the log's lines from the last line back."""
-    end = 0
-    for line in lines:
-        message = Message.from_line(line)
-        if message.round < round:
-            break
-        if message.payload is not None and message.payload["file"] == shared_name(round):
-            end += message.payload["length"]
-    return end
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

@@ -58,7 +58,9 @@ def _as_inputs(inputs: Inputs | Sequence[str | int]) -> Inputs:
 
 def _unmarked(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message's fields without the mark that its sender deviated."""
-    return {name: value for name, value in fields.items() if name != DEVIATION}
+    unmarked = dict(fields)
+    unmarked.pop(DEVIATION, None)
+    return unmarked
 
 
 class Delivery(dict[str, "Tensor"]):
@@ -148,14 +150,16 @@ class Earlier(Sequence[Outgoing]):
         if message.payload is None:
             problem = f"is a round that is not kept, and {self._party} reads its messages to deviate"
             raise SpecError("record", message.round, problem, "Set record to 'full', or name the round.")
-        tensors = readable(decode(read_payload(self._transcript.directory, message)))
+        tensors = {}
+        for name, tensor in readable(decode(read_payload(self._transcript.directory, message))).items():
+            tensors[name] = tensor.to(self._device)
         return Outgoing(
             round=message.round,
             step=message.step,
             sender=message.sender,
             receivers=message.receivers,
             kind=message.kind,
-            tensors={name: tensor.to(self._device) for name, tensor in tensors.items()},
+            tensors=tensors,
             fields=_unmarked(message.fields),
         )
 
@@ -429,8 +433,14 @@ class Wire:
     def _refusals(self, kind: str, sender: str, copies: Mapping[str, Mapping[str, Tensor]]) -> set[str]:
         """Return the clients that refuse what they got."""
         checks = self._checks.get((kind, role(sender)), ())
-        clients = {name: tensors for name, tensors in copies.items() if role(name) == "client"}
-        return {name for check in checks for name in check.refuses(clients)}
+        clients = {}
+        for name in copies:
+            if role(name) == "client":
+                clients[name] = copies[name]
+        refusing = set[str]()
+        for check in checks:
+            refusing.update(check.refuses(clients))
+        return refusing
 
     def _deviate(self, draft: Outgoing, sent: Sequence[Outgoing]) -> Delivery | None:
         """Record what a deviating party sends in place of a message; it depends on anything that the party holds.
@@ -449,7 +459,9 @@ class Wire:
             copies |= dict.fromkeys(one.receivers, self._carry(marked, plain, (), ALL))
         if role(draft.sender) != "server" and len(copies) == 1:
             return copies[draft.receivers[0]]
-        own = {name: tensor.to(self._device, copy=True) for name, tensor in draft.tensors.items()}
+        own = {}
+        for name, tensor in draft.tensors.items():
+            own[name] = tensor.to(self._device, copy=True)
         return Delivery(own, copies[draft.receivers[0]].seq, copies)
 
     def _carry(
@@ -593,7 +605,11 @@ class Wire:
                 raise ProtocolError(f"wire: party {party!r} is not declared. {nearest(party, self._parties)}")
         if inputs != ALL:
             seq = self._transcript.seq
-            wrong = [i for i in inputs if i != DATA and not (isinstance(i, int) and 0 <= i < seq)]
+            wrong = []
+            for i in inputs:
+                if i == DATA or (isinstance(i, int) and 0 <= i < seq):
+                    continue
+                wrong.append(i)
             if wrong:
                 raise ProtocolError(
                     f"wire: inputs {wrong} of a {kind} from {sender} are not earlier messages."

@@ -118,7 +118,10 @@ def _change(received: ReceivedMessage) -> float | None:
 )
 def _outlier(received: ReceivedMessage) -> float | None:
     """Return the L2 distance to the mean of the other senders' messages, over their own median distance to it."""
-    shapes = {name: tensor.shape for name, tensor in received.tensors.items() if tensor.is_floating_point()}
+    shapes: dict[str, torch.Size] = {}
+    for name, tensor in received.tensors.items():
+        if tensor.is_floating_point():
+            shapes[name] = tensor.shape
 
     def comparable(other: Mapping[str, Tensor]) -> bool:
         return all(name in other and other[name].shape == shape for name, shape in shapes.items())
@@ -192,12 +195,14 @@ def _silence(received: ReceivedMessage) -> float | None:
     if received.records is None or received.network is None:
         return None
     module = received.network.build(torch.Generator().manual_seed(0)).eval()
-    rectifiers = [m for m in module.modules() if isinstance(m, nn.ReLU)]
-    if not rectifiers:
+    for layer in module.modules():
+        if isinstance(layer, nn.ReLU):
+            break
+    else:
         return None
     module.load_state_dict(dict(received.tensors), strict=False)
     outputs: list[Tensor] = []
-    hook = rectifiers[0].register_forward_hook(lambda _, inputs, output: outputs.append(output))
+    hook = layer.register_forward_hook(lambda _, inputs, output: outputs.append(output))
     try:
         with torch.no_grad():
             module(received.records[:_RECORDS])
@@ -243,7 +248,10 @@ def _on_same_samples(received: ReceivedMessage) -> tuple[Tensor, Tensor] | None:
     if received.answers is None:
         return None
     values = [received.tensors.get("values"), received.answers.get("values")]
-    classes = max((value.shape[1] for value in values if value is not None and value.ndim == 2), default=0)
+    classes = 0
+    for value in values:
+        if value is not None and value.ndim == 2:
+            classes = max(classes, value.shape[1])
     theirs, own = _shares(values[0], classes), _shares(values[1], classes)
     if theirs is None or own is None or theirs.shape[1] != own.shape[1]:
         return None

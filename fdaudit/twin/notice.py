@@ -66,9 +66,17 @@ def noticed(active: RunDirectory, honest: RunDirectory) -> Iterator[Noticed]:
     for party, deviant in active.case.deviants.items():
         card = deviant.deviation.card
         for kind in card.changes:
-            crafted = [m for m in _sent(active, party, kind) if DEVIATION in m.fields]
-            receivers = {receiver for m in crafted for receiver in m.receivers} - {_WORLD}
-            alike = [m for m in _sent(honest, party, kind) if receivers & set(m.receivers)]
+            crafted: list[Message] = []
+            receivers = set[str]()
+            for message in _sent(active, party, kind):
+                if DEVIATION in message.fields:
+                    crafted.append(message)
+                    receivers.update(message.receivers)
+            receivers.discard(_WORLD)
+            alike: list[Message] = []
+            for message in _sent(honest, party, kind):
+                if not receivers.isdisjoint(message.receivers):
+                    alike.append(message)
             if not receivers:
                 continue
             suspected = _values(active, crafted, receivers, card.detectors)
@@ -85,9 +93,11 @@ def noticed(active: RunDirectory, honest: RunDirectory) -> Iterator[Noticed]:
                 yield _judged(outcome, values, suspected[detector])
 
 
-def _sent(run: RunDirectory, party: str, kind: str) -> list[Message]:
-    """Return a party's messages of one kind, in order."""
-    return [message for message in run.messages if (message.sender, message.kind) == (party, kind)]
+def _sent(run: RunDirectory, party: str, kind: str) -> Iterator[Message]:
+    """Yield a party's messages of one kind, in order."""
+    for message in run.messages:
+        if (message.sender, message.kind) == (party, kind):
+            yield message
 
 
 def _judged(outcome: Noticed, honest: Sequence[float], crafted: Sequence[float | None]) -> Noticed:
@@ -206,8 +216,9 @@ class _Receiver:
         message, before, answers, own = self._seen[seq]
         from_others: list[Message] = []
         if others:
-            alike = self._alike[_turn(message)]
-            from_others = [other for other in alike if other.sender != message.sender and other.payload]
+            for other in self._alike[_turn(message)]:
+                if other.sender != message.sender and other.payload:
+                    from_others.append(other)
         of_model = message.kind == "model_parameters"
         return ReceivedMessage(
             tensors=self._record.tensors(self._view, message),
@@ -250,4 +261,6 @@ def _unmarked(message: Message) -> Message:
     """Return a message without the mark of a deviation."""
     if DEVIATION not in message.fields:
         return message
-    return replace(message, fields={k: v for k, v in message.fields.items() if k != DEVIATION})
+    fields = dict(message.fields)
+    del fields[DEVIATION]
+    return replace(message, fields=fields)

@@ -97,7 +97,11 @@ def _attacks(run: Run) -> list[AttackSpec]:
     for plan in run.case.attacks:
         cells = tried.get(plan.name, [])
         if cells:
-            settings = next((cell.params for cell in cells if cell.params), plan.params or {})
+            settings = plan.params or {}
+            for cell in cells:
+                if cell.params:
+                    settings = cell.params
+                    break
             adversaries = tuple(dict.fromkeys(cell.adversary for cell in cells))
             attacks.append(AttackSpec(name=plan.asked, params=dict(settings), adversaries=adversaries))
     return attacks

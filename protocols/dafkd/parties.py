@@ -187,7 +187,10 @@ class DaFKDClient:
         with per_sample_gradients(joint.module):
             step = guard.step(joint.module, len(self._data), on_records)
         added = {k: 0 if g is None else g for k, g in zip(parameters, public, strict=True)}
-        joint.descend({k: g + added[k] for k, g in step.gradient.items()})
+        gradient: dict[str, Tensor] = {}
+        for k, g in step.gradient.items():
+            gradient[k] = g + added[k]
+        joint.descend(gradient)
         return step.batch, float(step.loss) + float(on_pseudo.detach())
 
     def _generator_loss(self, n: int, noise: torch.Generator, own_classes: bool = True) -> Tensor:
@@ -283,8 +286,15 @@ class DaFKDServer:
 
         If a client's scores did not arrive, they are recovered from its weighted predictions.
         """
-        scores = torch.stack([weighted.sum(1) if f is None else f for f, weighted in answers])
-        weighted = torch.stack([w for _, w in answers])
+        scores_by_client: list[Tensor] = []
+        weighted_by_client: list[Tensor] = []
+        for f, f_s in answers:
+            if f is None:
+                scores_by_client.append(f_s.sum(1))
+            else:
+                scores_by_client.append(f)
+            weighted_by_client.append(f_s)
+        scores, weighted = torch.stack(scores_by_client), torch.stack(weighted_by_client)
         if self._config.weights == "uniform":
             return (weighted / weighted.sum(2, keepdim=True).clamp_min(1e-12)).mean(0)
         return weighted.sum(0) / scores.sum(0)[:, None].clamp_min(1e-12)

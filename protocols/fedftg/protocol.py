@@ -127,13 +127,20 @@ class FedFTG(ModelUploads):
         inputs = list(map(int, self.state["server/basis"]))
         message = self._wire.send("server", receivers, "model_parameters", self.released(), inputs=inputs)
         model = arrived(message, "fedftg: the server's model")
-        return {k: model.of(k) for k in receivers if k in self._clients}
+        copies: dict[str, Delivery] = {}
+        for k in receivers:
+            if k in self._clients:
+                copies[k] = model.of(k)
+        return copies
 
     def _fuse(self, t: int, uploads: Mapping[str, Delivery]) -> dict[str, float]:
         """Average the uploads by numbers of records, fine-tune the average, and return the mean loss of that."""
         counts = reported_classes(self.state, uploads, self._classes)
-        models = list(uploads.values())
-        average = weighted_mean(models, [max(int(row.sum()), 1) for row in counts])
+        models, records = list(uploads.values()), list[int]()
+        for row in counts:
+            n_k = int(row.sum())
+            records.append(max(n_k, 1))
+        average = weighted_mean(models, records)
         losses: dict[str, float] = {}
         if self.config.iterations:
             total = counts.sum(0)
@@ -146,8 +153,12 @@ class FedFTG(ModelUploads):
             put(self.state, "server/g/", self._server.generator())
         put(self.state, "server/w/", average)
         # The generator remembers all earlier uploads.
-        count_seqs = [int(n) for name, n in self.state.items() if name.startswith("server/counts_seq/")]
-        before = self.state["server/basis"].tolist() if self.config.iterations else []
-        basis = {*before, *count_seqs, *(int(u.seq) for u in models)}
+        basis: set[int] = set()
+        if self.config.iterations:
+            basis.update(self.state["server/basis"].tolist())
+        for seq in take(self.state, "server/counts_seq/").values():
+            basis.add(int(seq))
+        for upload in models:
+            basis.add(int(upload.seq))
         self.state["server/basis"] = torch.tensor(sorted(basis), dtype=torch.int64)
         return losses

@@ -94,14 +94,20 @@ class FedGenClient:
 
         The loss `on_generated` on generated features depends on no record: its gradient is added as it is.
         """
-        parameters = {n: p for n, p in self._net.named_parameters() if p.requires_grad}
+        parameters: dict[str, Tensor] = {}
+        for n, p in self._net.named_parameters():
+            if p.requires_grad:
+                parameters[n] = p
         public: tuple[Tensor | None, ...] = (None,) * len(parameters)
         if on_generated.requires_grad:
             public = torch.autograd.grad(on_generated, list(parameters.values()), allow_unused=True)
         with per_sample_gradients(self._net):
             step = guard.step(self._net, len(self._data), lambda drawn: self._on_records(t, drawn, target))
         added = {n: 0 if g is None else g for n, g in zip(parameters, public, strict=True)}
-        learner.descend({n: g + added[n] for n, g in step.gradient.items()}, rate)
+        gradient: dict[str, Tensor] = {}
+        for n, g in step.gradient.items():
+            gradient[n] = g + added[n]
+        learner.descend(gradient, rate)
         return step.batch, float(step.loss) + float(on_generated.detach())
 
     def _on_records(self, t: int, batch: Tensor, target: Tensor | None) -> Tensor:

@@ -199,24 +199,32 @@ class FedGEN(SimpleProtocol):
     def rounds(self, start: int) -> Iterator[Round]:
         """Run Algorithm 1; with `share: head` the server has no whole model to show."""
         for outcome in super().rounds(start):
-            models = {k: w for k, w in outcome.models.items() if self._whole or k != "server"}
+            models = dict(outcome.models)
+            if not self._whole:
+                models.pop("server", None)
             yield replace(outcome, models=models)
 
     def round(self, t: int) -> None:
         """Run a round: broadcast θ and w, local training (Eq. 5), the average, the generator's training (Eq. 4)."""
         if t == 0:
-            self._announce_counts()
+            for k, data in self.setting.clients.items():
+                counts = torch.bincount(data.y.cpu(), minlength=self.setting.classes)
+                message = self.send(k, ["server"], "class_counts", Computed({"counts": counts}, (DATA,)))
+                if message is not None:
+                    self.state[f"server/counts/{k}"] = message["counts"].cpu().round().long()
+                    self.state[f"server/counts_seq/{k}"] = torch.tensor(message.seq)
         m = max(round(self.config.fraction * len(self.clients)), 1)
         S = sample_clients(self.clients, m, child(self.setting.seed, "fedgen", "sample", t))
         theta = self._send(S, "model_parameters", self._shared(self.model))
         basis = tuple(map(int, self.state["server/generator-basis"]))
         w = take(self.state, "server/generator/w/")
         w_t = self._send(S, "generator_parameters", Computed(w, basis))
-        messages = {}
+        uploads: dict[str, Delivery] = {}
         for k in S:
             update = self._update(t, k, theta.of(k), w_t.of(k))
-            messages[k] = self.send(k, ["server"], "model_parameters", update)
-        uploads = {k: upload for k, upload in messages.items() if upload is not None}
+            upload = self.send(k, ["server"], "model_parameters", update)
+            if upload is not None:
+                uploads[k] = upload
         if uploads:
             counts = reported_classes(self.state, uploads, self.setting.classes)
             self.model = self._average(uploads, counts)
@@ -239,8 +247,12 @@ class FedGEN(SimpleProtocol):
 
     def _told(self, clients: Mapping[str, Delivery]) -> tuple[int, ...]:
         """Return the messages in which these clients sent their class counts."""
-        names = [f"server/counts_seq/{k}" for k in clients]
-        return tuple(int(self.state[name]) for name in names if name in self.state)
+        seqs: list[int] = []
+        for k in clients:
+            seq = self.state.get(f"server/counts_seq/{k}")
+            if seq is not None:
+                seqs.append(int(seq))
+        return tuple(seqs)
 
     def _average(self, sent: Mapping[str, Delivery], counts: Tensor) -> Computed:
         """Return the server's model with the average of what clients sent in it."""
@@ -251,7 +263,10 @@ class FedGEN(SimpleProtocol):
         uploads = list(sent.values())
         mean = {}
         for name in uploads[0]:
-            parts = [m / sum(n) * u[name].cpu() for m, u in zip(n, uploads, strict=True)]
+            parts: list[Tensor] = []
+            for n_k, u in zip(n, uploads, strict=True):
+                part = n_k / sum(n) * u[name].cpu()
+                parts.append(part)
             mean[name] = torch.stack(parts).sum(0)
         basis = joined(tuple(u.seq for u in uploads), self._told(sent) if samples else ())
         return Computed({**self.model, **mean}, basis)
@@ -262,8 +277,10 @@ class FedGEN(SimpleProtocol):
         self._G.restore(take(self.state, "server/generator/"))
         predictors = []
         for upload in uploads.values():
-            head = take(upload, "head.")
-            predictors.append({n: x.to(self._device) for n, x in head.items()})
+            head: dict[str, Tensor] = {}
+            for n, x in take(upload, "head.").items():
+                head[n] = x.to(self._device)
+            predictors.append(head)
         shares = class_shares(counts).to(self._device)
         total = counts.sum(0)
         classes = total.float() if cfg.labels == "classes" else (total > 0).float()
@@ -273,8 +290,12 @@ class FedGEN(SimpleProtocol):
         for _ in range(cfg.generator_steps):
             noise, y = noise_and_classes(cfg, classes, draws, self._device)
             z = self._G.module(noise, y)
-            logits = torch.stack([functional_call(self._head, p, (z,)) for p in predictors])
-            loss = ensemble_loss(logits, y, shares[:, y] if cfg.ensemble == "classes" else None)
+            logits: list[Tensor] = []
+            for head in predictors:
+                of_client: Tensor = functional_call(self._head, head, (z,))
+                logits.append(of_client)
+            alpha = shares[:, y] if cfg.ensemble == "classes" else None
+            loss = ensemble_loss(torch.stack(logits), y, alpha)
             self._G.step(loss + cfg.diversity * likeness(noise, z))
         put(self.state, "server/generator/", self._G.state())
         # The generator remembers all earlier uploads.
@@ -283,14 +304,6 @@ class FedGEN(SimpleProtocol):
         self.state["server/generator-basis"] = torch.tensor(sorted(basis), dtype=torch.int64)
 
     # -- the clients ----------------------------------------------------------------------------------------
-
-    def _announce_counts(self) -> None:
-        for k, data in self.setting.clients.items():
-            counts = torch.bincount(data.y.cpu(), minlength=self.setting.classes)
-            message = self.send(k, ["server"], "class_counts", Computed({"counts": counts}, (DATA,)))
-            if message is not None:
-                self.state[f"server/counts/{k}"] = message["counts"].cpu().round().long()
-                self.state[f"server/counts_seq/{k}"] = torch.tensor(message.seq)
 
     def _update(self, t: int, k: str, theta: Delivery, w_t: Delivery) -> Computed:
         """Train client k's model (Eq. 5) and return what it sends."""

@@ -147,7 +147,10 @@ class FedIODClient:
 
         with per_sample_gradients(D_k):
             step = guard.step(D_k, len(self._data), on_records)
-        self._D.descend({n: g + on_samples[n] for n, g in step.gradient.items()}, self._config.rate(t))
+        gradient: dict[str, Tensor] = {}
+        for n, g in step.gradient.items():
+            gradient[n] = g + on_samples[n]
+        self._D.descend(gradient, self._config.rate(t))
         self._held = x, z_k, toward_real
         return Answer(z_k.detach(), scores, batch, float(step.loss) + float(L_x.detach()))
 

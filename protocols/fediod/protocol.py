@@ -343,9 +343,10 @@ class FedIOD:
                 message = self._wire.send(k, ["server"], "class_counts", counts, inputs=[DATA])
                 if message is not None:
                     self._server.hear_counts(k, message["counts"])
-        models = {k: client.T for k, client in self._clients.items()}
-        losses = mean_losses(jobs, fitted)
-        return Round(index=0, models={"server": self._server.student(), **models}, losses=losses)
+        models = {"server": self._server.student()}
+        for k, client in self._clients.items():
+            models[k] = client.T
+        return Round(index=0, models=models, losses=mean_losses(jobs, fitted))
 
     def _stage_2(self, r: int) -> Round:
         """Run the box's loop over adversarial and distillation steps, for those of one round."""
@@ -363,7 +364,8 @@ class FedIOD:
                 self._step_of_student((r - 1) * N + s, extra)
         models = {"server": self._server.student()}
         if r == self.config.rounds - 1:
-            models |= {k: client.T for k, client in self._clients.items()}
+            for k, client in self._clients.items():
+                models[k] = client.T
         means = {party: sum(values) / len(values) for party, values in losses.items()}
         return Round(index=r, models=models, batches=batches, losses=means)
 
@@ -465,14 +467,14 @@ class FedIOD:
     ) -> dict[str, Tensor]:
         """Send clients the server's requests; return the gradients that came back."""
         draw: dict[str, Any] = {}
+        chosen: str | None = None
         if self.config.gradients_from == "one":
             chosen = self._drawn(self._wire.coins("asked", "server"))
             draw = {DRAWN: len(self._clients)}
-            requests = {k: tensors for k, tensors in requests.items() if k == chosen}
-        messages = {
-            k: self._sent("server", [k], "logit_cotangents", tensors, draw).of(k)
-            for k, tensors in requests.items()
-        }
+        messages: dict[str, Delivery] = {}
+        for k, tensors in requests.items():
+            if chosen is None or k == chosen:
+                messages[k] = self._sent("server", [k], "logit_cotangents", tensors, draw).of(k)
         pulled = self._each(messages, lambda k: self._clients[k].pull_back(**messages[k]))
         gradients = {}
         for k, values in pulled.items():

@@ -102,7 +102,10 @@ class FedIODServer:
         self._mimic: Tensor | None = L_mimic
         self._kept = sent, target.detach()
         gan = self._gan_weights(shares)
-        return {k: {"values": cotangents[i], "gan_weight": gan[i]} for i, k in enumerate(names)}
+        requests: dict[str, dict[str, Tensor]] = {}
+        for i, k in enumerate(names):
+            requests[k] = {"values": cotangents[i], "gan_weight": gan[i]}
+        return requests
 
     def hear_labels(self, t: int, sent: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Compute the losses from labels in place of logits; return the message to each client.
@@ -269,6 +272,13 @@ class Replay:
 
 def _filled(names: list[str], known: Mapping[str, Tensor], otherwise: Tensor) -> Tensor:
     """Return rows of `known` by client; others get the mean of the known ones, or `otherwise` if none is known."""
-    rows = [known[k].float().cpu() for k in names if k in known]
-    missing = torch.stack(rows).mean(0) if rows else otherwise
-    return torch.stack([known[k].float().cpu() if k in known else missing for k in names])
+    by_client: dict[str, Tensor] = {}
+    for k in names:
+        if k in known:
+            by_client[k] = known[k].float().cpu()
+    missing = torch.stack(list(by_client.values())).mean(0) if by_client else otherwise
+    rows: list[Tensor] = []
+    for k in names:
+        row = by_client.get(k, missing)
+        rows.append(row)
+    return torch.stack(rows)

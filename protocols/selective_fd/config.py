@@ -96,8 +96,11 @@ class SelectiveFDConfig(Selection):
 
     def trainings(self, of: Trained = "model") -> tuple[Mapping[str, int | None], ...]:
         """Return the warm-up and each round's local steps."""
-        lengths = (self.warm_up_steps, *(self.local_steps,) * self.rounds)
-        return tuple({"steps": n} for n in lengths if n and of == "model")
+        lengths: list[Mapping[str, int | None]] = []
+        for steps in (self.warm_up_steps, *(self.local_steps,) * self.rounds):
+            if steps and of == "model":
+                lengths.append({"steps": steps})
+        return tuple(lengths)
 
     def alone(self) -> dict[str, Any]:
         """Return settings with a client's total number of SGD steps, spread evenly over the rounds."""

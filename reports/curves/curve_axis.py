@@ -138,6 +138,8 @@ class AxisScale:
 
     def draw(self, axes: Axes) -> None:
         """Put ticks, limits, bands and breaks on axes."""
+        from matplotlib.transforms import ScaledTranslation, blended_transform_factory
+
         places, names = zip(*self.ticks, strict=True)
         axes.set_xticks(places, names)
         axes.set_xticks([self.place(value) for value in self.marked], minor=True)
@@ -147,7 +149,16 @@ class AxisScale:
             if self.zero and not number:
                 end = cut - self.band
             axes.axvspan(min(cut, end), max(cut, end), color=_SHADE, linewidth=0, zorder=0)
-            _cut(axes, cut, f"break-{number}")
+            # Two slanted strokes through the lower edge, with nothing between them.
+            ground = blended_transform_factory(axes.transData, axes.transAxes)
+            axes.plot([cut], [0], marker="s", markersize=3.4, color="white", markeredgewidth=0, transform=ground,
+                      clip_on=False, zorder=9)  # fmt: skip
+            for name_of_side, side in (("left", -1), ("right", 1)):
+                moved = ground + ScaledTranslation(side * 1.6 / 72, 0, axes.figure.dpi_scale_trans)
+                line = axes.plot([cut], [0], marker=[(-0.5, -1), (0.5, 1)], markersize=7, color=_SPINE,
+                                 linestyle="none", markeredgewidth=0.8, transform=moved, clip_on=False,
+                                 zorder=10)  # fmt: skip
+                line[0].set_gid(f"break-{number}-{name_of_side}")
 
 
 def scale_of(
@@ -165,7 +176,13 @@ def scale_of(
         marked: values with a tick without a number; of them only finite ones above 0 have one.
         beyond: the tick of the band for infinity.
     """
-    finite = [math.log10(value) for value in values if 0 < value < math.inf]
+    finite, ticks = list[float](), set[float]()
+    for value in values:
+        if 0 < value < math.inf:
+            finite.append(math.log10(value))
+    for value in marked:
+        if 0 < value < math.inf:
+            ticks.add(value)
     middle = width = 0.0
     if finite:
         middle = (min(finite) + max(finite)) / 2
@@ -175,7 +192,7 @@ def scale_of(
         low=middle - half,
         high=middle + half,
         levels=tuple(levels),
-        marked=tuple(sorted({value for value in marked if 0 < value < math.inf})),
+        marked=tuple(sorted(ticks)),
         zero=min(values) <= 0,
         infinite=any(map(math.isinf, values)),
         finite=bool(finite),
@@ -187,24 +204,11 @@ def _round_numbers(low: float, high: float) -> tuple[float, ...]:
     """Return 1, 2, 5 times powers of ten between two decades, or only the powers if there are many."""
     fine, whole = list[float](), list[float]()
     for power in range(math.floor(low), math.ceil(high) + 1):
-        fine += [m * 10.0**power for m in (1, 2, 5) if low <= math.log10(m) + power <= high]
+        for m in (1, 2, 5):
+            if low <= math.log10(m) + power <= high:
+                fine.append(m * 10.0**power)
         if low <= power <= high:
             whole.append(10.0**power)
     if len(fine) <= _MOST_TICKS:
         return tuple(fine)
     return tuple(whole[:: math.ceil(len(whole) / _MOST_TICKS)])
-
-
-def _cut(axes: Axes, place: float, name: str) -> None:
-    """Draw two slanted strokes through the lower edge, with nothing between them."""
-    from matplotlib.transforms import ScaledTranslation, blended_transform_factory
-
-    figure = axes.figure
-    ground = blended_transform_factory(axes.transData, axes.transAxes)
-    axes.plot([place], [0], marker="s", markersize=3.4, color="white", markeredgewidth=0, transform=ground,
-              clip_on=False, zorder=9)  # fmt: skip
-    for name_of_side, side in (("left", -1), ("right", 1)):
-        moved = ground + ScaledTranslation(side * 1.6 / 72, 0, figure.dpi_scale_trans)
-        line = axes.plot([place], [0], marker=[(-0.5, -1), (0.5, 1)], markersize=7, color=_SPINE, linestyle="none",
-                         markeredgewidth=0.8, transform=moved, clip_on=False, zorder=10)  # fmt: skip
-        line[0].set_gid(f"{name}-{name_of_side}")

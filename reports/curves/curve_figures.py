@@ -13,7 +13,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -72,7 +72,9 @@ class Curve:
         """Return seeds, intervals and adversaries in one line."""
         seeds = set[int]()
         for point in self.points:
-            seeds.update(row.run.seed for row in point.rows if "utility" in row.values)
+            for row in point.rows:
+                if "utility" in row.values:
+                    seeds.add(row.run.seed)
         first, *others = map(str, sorted(seeds))
         line = f"n = {self.seeds_a_mark} "
         if not others:
@@ -107,15 +109,19 @@ class Curve:
         names = dict[str, None]()
         for row in chain.from_iterable(point.rows for point in self.points):
             if row.run.result is not None:
-                tests = row.run.result.tests
-                names |= dict.fromkeys(cell.adversary for cell in tests if cell.goal == self.across.goal)
+                for cell in row.run.result.tests:
+                    if cell.goal == self.across.goal:
+                        names[cell.adversary] = None
         return tuple(names)
 
     @property
     def defences(self) -> tuple[str, ...]:
         """Return the defences, one panel each; if nothing is defended, one panel for all."""
-        names = tuple(dict.fromkeys(p.defence for p in self.points if p.defended))
-        return names or ("",)
+        names = dict[str, None]()
+        for point in self.points:
+            if point.defended:
+                names[point.defence] = None
+        return tuple(names) or ("",)
 
     @property
     def front(self) -> tuple[Point, ...]:
@@ -141,16 +147,24 @@ class Curve:
         if self.across is not None:
             return None
         if self.asked:
-            levels = sorted({point.level for point in self.points if point.defended})
-            values = [point.level for point in self.points if point.epsilon_asked is not None]
-            return scale_of(values, levels=levels, beyond="none")
+            levels, values = set[float](), list[float]()
+            for point in self.points:
+                if point.defended:
+                    levels.add(point.level)
+                if point.epsilon_asked is not None:
+                    values.append(point.level)
+            return scale_of(values, levels=sorted(levels), beyond="none")
         tested = list(map(self.epsilon, self.points))
         return scale_of(tested, marked=tested)
 
     @property
     def unclaimed(self) -> tuple[Point, ...]:
         """Return the defended points for which the ledger has no finite ε."""
-        return tuple(p for p in self.points if p.defended and math.isinf(self.epsilon(p)))
+        points = list[Point]()
+        for point in self.points:
+            if point.defended and math.isinf(self.epsilon(point)):
+                points.append(point)
+        return tuple(points)
 
 
 def files(curve: Curve, width: float) -> dict[str, bytes]:
@@ -199,11 +213,16 @@ def _panel(axes: Axes, curve: Curve, defence: str) -> None:
     if curve.across is not None and curve.across.level is not None:
         axes.axvline(_scaled(curve.across, curve.across.level), color=MUTED, linewidth=0.6, zorder=1)
     if len(curve.front) > 1:
-        x = [_value(curve, p) for p in curve.front]
-        y = [100 * p.spreads["utility"].mean for p in curve.front]
+        x, y = list[float](), list[float]()
+        for point in curve.front:
+            x.append(_value(curve, point))
+            y.append(100 * point.spreads["utility"].mean)
         axes.step(x, y, where="post", color=_FRONT, linewidth=3.2, solid_joinstyle="miter", zorder=0.5)
     for protocol in curve.protocols:
-        own = [p for p in curve.points if p.protocol == protocol and (p.defence == defence or not p.defended)]
+        own = list[Point]()
+        for point in curve.points:
+            if point.protocol == protocol and (point.defence == defence or not point.defended):
+                own.append(point)
         _line(axes, curve, protocol, sorted(own, key=lambda p: (curve.epsilon(p), p.level)), defence)
     axes.set_ylim(0, 100)
     axes.grid(axis="y")
@@ -253,10 +272,13 @@ def _line(axes: Axes, curve: Curve, protocol: str, own: Sequence[Point], defence
         return
     number, scale = curve.protocols.index(protocol), curve.scale
     colour, marker = COLOURS[number % 5], _MARKERS[number % len(_MARKERS)]
-    y = [100 * p.spreads["utility"].mean for p in own]
-    x = [_place(curve, scale, p) for p in own]
-    joint = [scale is None or 0 < _value(curve, p) < math.inf for p in own]  # no line crosses an axis break
-    line_x, line_y = list(compress(x, joint)), list(compress(y, joint))
+    x, y, line_x, line_y = list[float](), list[float](), list[float](), list[float]()
+    for point in own:
+        x.append(_place(curve, scale, point))
+        y.append(100 * point.spreads["utility"].mean)
+        if scale is None or 0 < _value(curve, point) < math.inf:  # no line crosses an axis break
+            line_x.append(x[-1])
+            line_y.append(y[-1])
     axes.plot(line_x, line_y, color=colour, linestyle=_STYLES[number % 5], linewidth=1.0, zorder=2)
     fine = 0.55
     if scale is not None and curve.asked:
@@ -296,11 +318,15 @@ def _sizes(curve: Curve, own: Sequence[Point]) -> list[float]:
     """Return the marks' sizes; if ε is not on an axis, a larger mark has a larger ε by the ledger."""
     if curve.asked:
         return [3.6] * len(own)
-    if curve.across is None:
-        # Marks at one ε are not moved apart: a later protocol's is smaller, and both are seen.
-        return [5.0 - 2.2 * curve.protocols.index(p.protocol) / len(curve.protocols) for p in own]
+    sizes = list[float]()
     levels = sorted(set(map(curve.epsilon, curve.points)))
-    return [2.4 + 2.8 * levels.index(curve.epsilon(p)) / max(len(levels) - 1, 1) for p in own]
+    for point in own:
+        if curve.across is None:
+            # Marks at one ε are not moved apart: a later protocol's is smaller, and both are seen.
+            sizes.append(5.0 - 2.2 * curve.protocols.index(point.protocol) / len(curve.protocols))
+        else:
+            sizes.append(2.4 + 2.8 * levels.index(curve.epsilon(point)) / max(len(levels) - 1, 1))
+    return sizes
 
 
 def _bar(spread: Spread, scale: float) -> list[list[float]] | None:

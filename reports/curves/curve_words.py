@@ -235,8 +235,11 @@ def _ledger_said(curve: Curve, points: Sequence[Point]) -> str:
     bills = list(filter(None, (point.bill(curve.adversary) for point in curve.points)))
     units, relations = set[str](), set[str]()
     for bill in bills:
-        units.update(unit for unit, _ in bill.terms if unit)
-        relations.update(relation for _, relation in bill.terms if relation)
+        for unit, relation in bill.terms:
+            if unit:
+                units.add(unit)
+            if relation:
+                relations.add(relation)
     parts = []
     if delta := delta_of(curve.points, curve.adversary):
         parts.append(f"δ = {delta}")
@@ -257,13 +260,20 @@ def _ledger_said(curve: Curve, points: Sequence[Point]) -> str:
 
 def _left_out(curve: Curve, points: Sequence[Point]) -> int:
     """Return the number of defended points with a utility that the curve does not show."""
-    return sum(p.defended and "utility" in p.spreads and p not in curve.points for p in points)
+    count = 0
+    for point in points:
+        if point.defended and "utility" in point.spreads and point not in curve.points:
+            count += 1
+    return count
 
 
 def _asked_said(curve: Curve, points: Sequence[Point]) -> str:
     """Return that the axis is no guarantee, and how many points have no finite ε or are missing."""
-    defended = [point for point in curve.points if point.defended]
-    above = sum(point.level < curve.epsilon(point) < math.inf for point in defended)
+    defended = above = 0
+    for point in curve.points:
+        if point.defended:
+            defended += 1
+            above += point.level < curve.epsilon(point) < math.inf
     counts = []
     if curve.unclaimed:
         counts.append(f"{len(curve.unclaimed)} have no finite ε by the ledger")
@@ -272,7 +282,7 @@ def _asked_said(curve: Curve, points: Sequence[Point]) -> str:
     sentences = ["ε asked is what noise was calibrated for. It is no guarantee."]
     sentences.append(f"The ledger's ε is of {view_of(curve.adversary)}.")
     if counts:
-        sentences.append(f"Of {len(defended)} defended points {joined(counts)}.")
+        sentences.append(f"Of {defended} defended points {joined(counts)}.")
     if missing := _left_out(curve, points):
         sentences.append(f"Points left out, because their level is no ε: {missing}.")
     return " ".join(sentences)

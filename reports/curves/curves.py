@@ -80,7 +80,10 @@ class Sweep:
     @property
     def measured_by(self) -> str:
         """Return the measure of utility."""
-        measures = dict.fromkeys(row.measured_by for row in self.rows if row.values)
+        measures = dict[str, None]()
+        for row in self.rows:
+            if row.values:
+                measures[row.measured_by] = None
         return " or ".join(measures) or "accuracy"
 
     @property
@@ -95,7 +98,9 @@ class Sweep:
         for row in self.rows:
             for line, value in row.references.items():
                 values.setdefault(line, []).append(value)
-        means = [(line, math.fsum(own) / len(own)) for line, own in values.items()]
+        means = list[tuple[str, float]]()
+        for line, own in values.items():
+            means.append((line, math.fsum(own) / len(own)))
         return tuple(sorted(means, reverse=True))
 
     def curve(self, across: SweepColumn | None, *, asked: bool = False) -> Curve | None:
@@ -104,16 +109,22 @@ class Sweep:
         Returns:
             The figure, or None if there is nothing to draw.
         """
-        usable = [point for point in self.points if "utility" in point.spreads]
+        usable, name = list[Point](), "epsilon"
         if asked:
             name = "epsilon-asked"
-            usable = [point for point in usable if point.epsilon_asked is not None]
-        elif across is None:
-            name = "epsilon"
-            usable = [point for point in usable if by_ledger(point, self.adversary) is not None]
-        else:
+        elif across is not None:
             name = across.name.replace("_", "-")
-            usable = [point for point in usable if across.name in point.spreads]
+        for point in self.points:
+            if "utility" not in point.spreads:
+                continue
+            if asked:
+                has_place = point.epsilon_asked is not None
+            elif across is None:
+                has_place = by_ledger(point, self.adversary) is not None
+            else:
+                has_place = across.name in point.spreads
+            if has_place:
+                usable.append(point)
         if not usable or (asked and not any(point.defended for point in usable)):
             return None
         return Curve(
@@ -275,7 +286,11 @@ def _over_seeds(sweep: Sweep) -> list[list[str]]:
 def _tabulated(sweep: Sweep) -> list[SweepColumn]:
     """Return the measures of the table over seeds: those of which some run has a figure."""
     names = set[str]().union(*(p.spreads for p in sweep.points))
-    return [m for m in MEASURES if m.name in names and m.name not in ("server", "psnr")]
+    measures = list[SweepColumn]()
+    for measure in MEASURES:
+        if measure.name in names and measure.name not in ("server", "psnr"):
+            measures.append(measure)
+    return measures
 
 
 def _rounded(epsilon: float | None) -> str:

@@ -84,7 +84,10 @@ def contradictions(rows: Sequence[SweepRow]) -> Contradictions:
     least: list[tuple[float, Check, SweepRow]] = []
     for row in rows:
         if row.run.result is not None:
-            checks = [(check.p, check, row) for check in row.run.result.checks if check.p is not None]
+            checks = list[tuple[float, Check, SweepRow]]()
+            for check in row.run.result.checks:
+                if check.p is not None:
+                    checks.append((check.p, check, row))
             least += sorted(checks, key=_p_value)[:1]
     ranked = sorted(least, key=_p_value)
     contradicted, corrected = [], 0.0

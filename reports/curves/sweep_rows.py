@@ -285,7 +285,10 @@ class Point:
     @property
     def epsilon_asked(self) -> float | None:
         """ε that was asked of the defence; infinite without one; None where the level is no ε."""
-        requests = {r.run.epsilon_asked for r in self.rows if r.run.status != "not-applicable"}
+        requests = set[float | None]()
+        for row in self.rows:
+            if row.run.status != "not-applicable":
+                requests.add(row.run.epsilon_asked)
         return requests.pop() if len(requests) == 1 else None
 
     @property
@@ -299,10 +302,12 @@ class Point:
         `held` if the adversary has the model in view that a copy would be of; `inconclusive` if an attack was tried and
         its controls failed; else a dash.
         """
-        cells: list[Cell] = []
+        cells = list[Cell]()
         for row in self.rows:
             if row.run.result is not None:
-                cells += [cell for cell in row.run.result.cells if cell.goal == measure.goal]
+                for cell in row.run.result.cells:
+                    if cell.goal == measure.goal:
+                        cells.append(cell)
         if any(map(holds_model, cells)):
             return "held"
         if any(cell.status == "inconclusive" for cell in cells):
@@ -342,7 +347,10 @@ def axis_adversary(rows: Iterable[SweepRow], wanted: str | None) -> str:
     Raises:
         UsageError: there are ledgers, and none of them has the wanted adversary.
     """
-    adversaries = list(dict.fromkeys(a for r in rows for a in r.ledger))
+    names = dict[str, None]()
+    for row in rows:
+        names |= dict.fromkeys(row.ledger)
+    adversaries = list(names)
     if wanted is not None:
         if adversaries and wanted not in adversaries:
             raise UsageError(
@@ -388,7 +396,11 @@ def _values(result: Result) -> dict[str, float]:
             strongest = strongest_figure(result, measure.goal, measure.figure, least=measure.least)
             if strongest is not None:
                 values[measure.name] = strongest.figure.value
-    return {name: value for name, value in values.items() if value is not None}
+    measured = dict[str, float]()
+    for name, value in values.items():
+        if value is not None:
+            measured[name] = value
+    return measured
 
 
 def points(rows: Iterable[SweepRow]) -> tuple[Point, ...]:
@@ -454,7 +466,8 @@ def _bounded(mean: float, half: float, ceiling: float) -> tuple[float, float]:
         return mean, mean
     k = half * half / room
     reach = math.sqrt(k * room + k * k / 4)
-    low, high = ((mean + k / 2 + side * reach) / (1 + k / ceiling) for side in (-1, 1))
+    middle, width = mean + k / 2, 1 + k / ceiling
+    low, high = (middle - reach) / width, (middle + reach) / width
     return max(low, 0.0), min(high, ceiling)
 
 

@@ -43,7 +43,9 @@ def class_bands(table: Sequence[Sequence[int]]) -> tuple[ClassBand, ...]:
     for first in range(0, len(table[0]), width):
         rows = []
         for row in table:
-            counts = row[first : first + width]
-            rows.append(tuple(ClassCount(records=n, shade=round(SHADES * n / max(most, 1))) for n in counts))
+            counts = list[ClassCount]()
+            for n in row[first : first + width]:
+                counts.append(ClassCount(records=n, shade=round(SHADES * n / max(most, 1))))
+            rows.append(tuple(counts))
         bands.append(ClassBand(first=first, rows=tuple(rows)))
     return tuple(bands)

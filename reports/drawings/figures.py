@@ -82,8 +82,8 @@ def utility_chart(curve: Sequence[CurvePoint], name: str, title: str) -> Markup:
             if len(points) == 1:
                 points = [(0, final[-1]), (last, final[-1])]
             elif len(final) == 1:  # the first party's line has marks
-                marked = points[:: max(1, len(points) // 8)]
-                parts += [_symbol(MARKERS[i % 5], x(at), y(value), colour) for at, value in marked]
+                for at, value in points[:: max(1, len(points) // 8)]:
+                    parts.append(_symbol(MARKERS[i % 5], x(at), y(value), colour))
             parts.append(svg_curve([(x(at), y(value)) for at, value in points], colour, width, i))
         count = f" ({len(by_party)} parties)" if len(by_party) > 1 else ""
         ends.append((sum(final) / len(final), f"{plain(line, 14)}{count}", colour))
@@ -104,7 +104,11 @@ def forest_chart(rows: Sequence[ForestRow], chance: float | None, axis: str, nam
     """
     width, height = 309.6, 44.64 + 16.56 * len(rows)  # in points, as Matplotlib's drawings
     left, right, top, bottom = 0.31 * width, 0.97 * width, 4.32, height - 34.56
-    ends = [end for row in rows for end in (row.value, row.low, row.high, chance) if end is not None]
+    ends = list[float]()
+    for row in rows:
+        for end in (row.value, row.low, row.high, chance):
+            if end is not None:
+                ends.append(end)
     margin = 0.06 * (max(ends) - min(ends)) or 0.05 * (abs(ends[0]) or 1)
     low, high = min(ends) - margin, max(ends) + margin
 
@@ -238,7 +242,9 @@ def shares_chart(
     room = (frame.right - frame.left) / len(truth)
     disc, dash, bar = min(4.5, 0.75 * room) / 2, min(9.0, 0.9 * room) / 2, 0.35 * room
     y = frame.up(0, 1.05 * most)
-    parts = [frame.tick_left(y(tick), text) for tick, text in ticks(0, 1.05 * most, 5)]
+    parts = list[str]()
+    for tick, text in ticks(0, 1.05 * most, 5):
+        parts.append(frame.tick_left(y(tick), text))
     every = max(1, -(-len(truth) // 12))
     for label, shares in enumerate(zip(truth, guess, prior, strict=True)):
         x = frame.left + (label + 0.5) * room

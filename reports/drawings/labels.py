@@ -112,10 +112,9 @@ def place_labels(
                 placed[i] = label
         if len(placed) > len(best):
             best = placed
-        missing = [i for i in order if i not in placed]
-        if not missing:
+        if len(placed) == len(marks):
             break
-        order = missing + [i for i in order if i in placed]  # labels without a place choose first
+        order.sort(key=placed.__contains__)  # labels without a place choose first
     return [best.get(i) for i in range(len(marks))]
 
 
@@ -130,38 +129,32 @@ def _place(
     """Return the nearest free place for one label; one on `lines` only if no other is free."""
     own = marks[number]
     x, y = (own.left + own.right) / 2, (own.top + own.bottom) / 2
+    width, height = size
     second: Label | None = None
     for reach in _REACHES:
         for turn in range(_DIRECTIONS):
-            label = _at(x, y, reach, turn, size)
+            # The first direction is right, the second left; then even turns go below, odd ones above.
+            angle = math.pi * (turn % 2) + 2 * math.pi * (turn // 2) / _DIRECTIONS
+            across, down = math.cos(angle), math.sin(angle)
+            middle_x = x + across * (reach + width / 2)
+            middle_y = y + down * (reach + height / 2)
+            box = Box(
+                left=middle_x - width / 2,
+                top=middle_y - height / 2,
+                right=middle_x + width / 2,
+                bottom=middle_y + height / 2,
+            )
+            leader: Line | None = None
+            end = box.nearest(x, y)
+            if math.dist((x, y), end) > _NEAR + 3:
+                leader = ((x, y), end)
+            label = Label(box=box, leader=leader)
             if not _is_free(label, own, marks, frame, placed):
                 continue
             if not any(label.box.crossed_by(line) for line in lines):
                 return label
             second = second or label
     return second
-
-
-def _at(x: float, y: float, reach: float, turn: int, size: tuple[float, float]) -> Label:
-    """Return the label at a distance from a place; the first direction is right, the second left."""
-    angle = (
-        math.pi * (turn % 2) + 2 * math.pi * (turn // 2) / _DIRECTIONS
-    )  # even turns go below, odd ones above
-    across, down = math.cos(angle), math.sin(angle)
-    width, height = size
-    middle_x = x + across * (reach + width / 2)
-    middle_y = y + down * (reach + height / 2)
-    box = Box(
-        left=middle_x - width / 2,
-        top=middle_y - height / 2,
-        right=middle_x + width / 2,
-        bottom=middle_y + height / 2,
-    )
-    leader = None
-    end = box.nearest(x, y)
-    if math.dist((x, y), end) > _NEAR + 3:
-        leader = ((x, y), end)
-    return Label(box=box, leader=leader)
 
 
 def _is_free(label: Label, own: Box, marks: Sequence[Box], frame: Box, placed: Sequence[Label]) -> bool:

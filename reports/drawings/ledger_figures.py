@@ -63,8 +63,11 @@ def epsilon_figure(lines: Sequence[Line], delta: float) -> dict[str, bytes]:
             x, y = list(compress(line.x, finite)), list(compress(line.y, finite))
             axes.plot(x, y, label=line.label, **_style(number))
         axes.axvline(delta, color=MUTED, linewidth=0.6, linestyle=(0, (2, 2)), zorder=1)
-        powers = [10.0**n for n in range(-3 * math.floor(1e-9 - math.log10(least) / 3), 1, 3)]
-        axes.set_xticks(powers, [f"{power:g}" for power in powers])
+        powers, labels = list[float](), list[str]()
+        for exponent in range(-3 * math.floor(1e-9 - math.log10(least) / 3), 1, 3):
+            powers.append(10.0**exponent)
+            labels.append(f"{10.0**exponent:g}")
+        axes.set_xticks(powers, labels)
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set(xlabel="δ", ylabel="ε (upper bound)")

@@ -99,9 +99,14 @@ def ticks(low: float, high: float, parts: int = 6) -> list[tuple[float, str]]:
         step = factor * 10.0**power
         if step >= least * (1 - 1e-9):
             break
-    decimals = next((n for n in range(12) if math.isclose(step, round(step, n), rel_tol=1e-6)), 12)
-    places = [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return [(place, f"{place + 0.0:.{decimals}f}".replace("-", "\N{MINUS SIGN}")) for place in places]
+    decimals = 0
+    while decimals < 12 and not math.isclose(step, round(step, decimals), rel_tol=1e-6):
+        decimals += 1
+    marks = []
+    for n in range(math.ceil(low / step), math.floor(high / step) + 1):
+        place = n * step
+        marks.append((place, f"{place + 0.0:.{decimals}f}".replace("-", "\N{MINUS SIGN}")))
+    return marks
 
 
 def svg_line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float, dashes: str = "") -> str:

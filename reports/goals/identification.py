@@ -37,7 +37,11 @@ _NAMES = {"identification": "records", "identity_identification": "identities"}
 
 def rates(figures: Sequence[Figure]) -> tuple[Figure, ...]:
     """Return the figures with p-values that a judgement of identification uses."""
-    return tuple(f for f in figures if f.name in _NAMES and f.value is not None and f.p is not None)
+    shares: list[Figure] = []
+    for figure in figures:
+        if figure.name in _NAMES and figure.value is not None and figure.p is not None:
+            shares.append(figure)
+    return tuple(shares)
 
 
 def identified(figures: Sequence[Figure], level: float) -> str:

@@ -71,8 +71,10 @@ def _signal(evidence: RuleInput) -> str:
 
 def _rate_above_chance(evidence: RuleInput) -> tuple[Figure, float] | None:
     """Return the first true-positive rate that is significantly above its false-positive rate, with the latter."""
-    rates = true_positive_rates(evidence.figures)
-    return next(((f, r) for f, r in rates if beats(f, r, TPR_MARGIN * r, evidence)), None)
+    for figure, rate in true_positive_rates(evidence.figures):
+        if beats(figure, rate, TPR_MARGIN * rate, evidence):
+            return figure, rate
+    return None
 
 
 def _beyond_blind(auc: Figure | None, blind: Figure) -> str:
@@ -118,8 +120,11 @@ def _above_all_others(cell: Cell) -> WorstRecord | None:
     clear = []
     for target in cell.targets:
         if target.roc is not None:
-            rates = zip(target.roc.fpr, target.roc.tpr, strict=True)
-            clear.append(max((t for f, t in rates if f == 0.0), default=0.0))
+            above_all: list[float] = []
+            for false_rate, true_rate in zip(target.roc.fpr, target.roc.tpr, strict=True):
+                if false_rate == 0.0:
+                    above_all.append(true_rate)
+            clear.append(max(above_all, default=0.0))
     if not clear:
         return None
     return WorstRecord(value=max(clear), unit="fraction", what="above all non-members of one victim")

@@ -46,13 +46,13 @@ GAIN_CERTAIN = 10.0
 
 def _clear_images(evidence: RuleInput) -> int:
     """Return how many single images are reconstructed beyond the prior's reach."""
-    return sum(
-        image.psnr is not None
-        and image.prior_psnr is not None
-        and image.psnr >= PSNR_STRONG
-        and image.psnr - image.prior_psnr >= IMAGE_GAIN
-        for image in evidence.images
-    )
+    clear = 0
+    for image in evidence.images:
+        if image.psnr is None or image.prior_psnr is None:
+            continue
+        if image.psnr >= PSNR_STRONG and image.psnr - image.prior_psnr >= IMAGE_GAIN:
+            clear += 1
+    return clear
 
 
 def _signal(evidence: RuleInput) -> str:

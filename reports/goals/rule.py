@@ -96,7 +96,10 @@ class PublicRounding:
         """Return the step for figures of n items; None if they are too few."""
         if n is None or n < self.least:
             return None
-        return next((step for step in self.steps if step * n >= self.turn), None)
+        for step in self.steps:
+            if step * n >= self.turn:
+                return step
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +166,10 @@ class Rule:
 
 def by_name(figures: Sequence[Figure], name: str) -> Figure | None:
     """Return the figure of that name, or its mean over clients, if it has a value; else None."""
-    return next((f for f in figures if f.name in (name, f"{name}_mean") and f.value is not None), None)
+    for figure in figures:
+        if figure.name in (name, f"{name}_mean") and figure.value is not None:
+            return figure
+    return None
 
 
 def single_rates(figures: Sequence[Figure]) -> tuple[float, ...]:

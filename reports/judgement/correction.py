@@ -48,9 +48,9 @@ def corrections(result: Result) -> list[Correction]:
         tests = 0
         for cell in result.tests:
             for _, figures, _ in groups(cell):  # the worst victim's figures are its own again
-                tests += sum(
-                    figure.p is not None and not figure.name.endswith("_worst") for figure in figures
-                )
+                for figure in figures:
+                    if figure.p is not None and not figure.name.endswith("_worst"):
+                        tests += 1
         return [Correction(tests=max(1, tests))] * len(result.cells)
     # Whether any AUC would have been significant: equal scores have 0.5 whatever the coins are.
     reached = any(row.figure == "auc" and (row.floor or 0.0) > 0.5 for row in family.adjusted)
@@ -64,7 +64,10 @@ def corrections(result: Result) -> list[Correction]:
             if row.figure == "auc":
                 floors[row.target] = row.floor
         floor = floors.get(None)
-        alone = [least for target, least in floors.items() if target is not None and least is not None]
+        alone = list[float]()
+        for target, least in floors.items():
+            if target is not None and least is not None:
+                alone.append(least)
         none_here = floor is None and not alone
         by_cell[cell_id] = Correction(
             adjusted=adjusted,

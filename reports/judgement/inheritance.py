@@ -87,12 +87,19 @@ class Standing:
 
 def standings(result: Result, findings: Sequence[Finding]) -> tuple[Standing, ...]:
     """Return a standing for every adversary and goal of the findings, in their order; goals in that of the rules."""
-    adversaries = tuple(dict.fromkeys(f.cell.adversary for f in findings))
-    tested = dict.fromkeys(f.cell.goal for f in findings)
-    goals = [goal for goal in dict.fromkeys((*RULES, *tested)) if goal in tested]
+    of_findings, tested, tried = dict[str, None](), dict[str, None](), set[str]()
+    for finding in findings:
+        of_findings[finding.cell.adversary] = None
+        tested[finding.cell.goal] = None
+        if not finding.untried:
+            tried.add(finding.cell.adversary)
+    adversaries = tuple(of_findings)
+    goals = list[str]()
+    for goal in dict.fromkeys((*RULES, *tested)):
+        if goal in tested:
+            goals.append(goal)
     own_findings = by_view(findings)
     own = {view: strongest(same) for view, same in own_findings.items()}
-    tried = {f.cell.adversary for f in findings if not f.untried}
     unread = gaps(result, findings)
     all_standings = []
     for adversary in adversaries:
@@ -152,9 +159,14 @@ def _gaps(
         read: the kinds that attacks with an answer have read in its view.
         readers: the kinds that any attack of the result could read; none if its version does not say.
     """
-    rows = [row for row in _received(result, adversary) if row.private and not row.derived]
-    misfits = {row.kind: row.unread for row in rows if row.unread}
-    for kind in dict.fromkeys(row.kind for row in rows):
+    kinds, misfits = dict[str, None](), dict[str, str]()
+    for row in _received(result, adversary):
+        if row.derived or not row.private:
+            continue
+        kinds[row.kind] = None
+        if row.unread:
+            misfits[row.kind] = row.unread
+    for kind in kinds:
         name = clip(kind, 60)
         if kind in misfits:
             yield UnreadKind(kind=name, why=f"no attack reads it ({clip(misfits[kind], 300)})")
@@ -167,9 +179,15 @@ def _gaps(
 def _received(result: Result, adversary: str) -> list[Exposure]:
     """Return the rows of messages that reached an adversary: its own rows, or those of a coalition's members."""
     members = adversary.split("+")
-    rows = [row for row in result.exposure if row.direction != "sent"]
-    own = [row for row in rows if row.party == adversary]
-    return own or [row for row in rows if row.party in members]
+    own, of_members = list[Exposure](), list[Exposure]()
+    for row in result.exposure:
+        if row.direction == "sent":
+            continue
+        if row.party == adversary:
+            own.append(row)
+        if row.party in members:
+            of_members.append(row)
+    return own or of_members
 
 
 def _in_part(
@@ -190,7 +208,10 @@ def _in_part(
 
 def _in_time(result: Result, standing: Standing, own: Sequence[Finding]) -> Standing:
     """Return a standing that claims no absence of leaks where attacks of its own have not run."""
-    left_out = [clip(f.cell.attack, 60) for f in own if f.cell.status == "not-tested"]
+    left_out = list[str]()
+    for finding in own:
+        if finding.cell.status == "not-tested":
+            left_out.append(clip(finding.cell.attack, 60))
     unsettled = ["none-seen", "not-tested"]
     why = f"The time budget left out {joined(left_out)}."
     if result.unfinished is not None:
@@ -215,7 +236,9 @@ def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> li
         at = queue.pop()
         members = set(at.split("+"))
         more = set(stated.get(at, ()))
-        more.update(other for other in adversaries if members.issuperset(other.split("+")))
+        for other in adversaries:
+            if members.issuperset(other.split("+")):
+                more.add(other)
         more -= contained
         contained |= more
         queue += sorted(more)
@@ -225,7 +248,12 @@ def _contained(adversary: str, adversaries: Sequence[str], result: Result) -> li
 
 def _standing(adversary: str, goal: str, own: Finding | None, of_parts: Sequence[Finding]) -> Standing:
     """Return an adversary's own gravest finding, or a graver leak of an adversary whose view it contains."""
-    candidates = [finding for finding in of_parts if finding.level in _INHERITED]
+    candidates, silent = list[Finding](), list[Finding]()
+    for finding in of_parts:
+        if finding.level in _INHERITED:
+            candidates.append(finding)
+        if finding.level in ("none-seen", "inconclusive"):
+            silent.append(finding)
     if own is not None:
         candidates.insert(0, own)
     chosen = strongest(candidates)
@@ -233,7 +261,7 @@ def _standing(adversary: str, goal: str, own: Finding | None, of_parts: Sequence
         chosen = own
     level: Level = "not-requested" if chosen is None else chosen.level
     if chosen is None or chosen.untried:
-        smaller = strongest([f for f in of_parts if f.level in ("none-seen", "inconclusive")])
+        smaller = strongest(silent)
         if smaller is not None:
             chosen, level = smaller, "inconclusive"
     source = adversary if chosen is None else chosen.cell.adversary

@@ -119,8 +119,9 @@ def standings_of(result: Result, findings: Sequence[Finding]) -> tuple[Standing,
         findings: those of `findings_of`.
     """
     by_cell = {finding.cell.id: finding for finding in reversed(findings)}
-    return tuple(
-        Standing(
+    all_standings = []
+    for view in judgement_in(result).views:
+        standing = Standing(
             adversary=view.adversary,
             goal=view.goal,
             level=view.level,
@@ -131,8 +132,8 @@ def standings_of(result: Result, findings: Sequence[Finding]) -> tuple[Standing,
             severity=view.severity,
             remedy=view.remedy,
         )
-        for view in judgement_in(result).views
-    )
+        all_standings.append(standing)
+    return tuple(all_standings)
 
 
 @cache

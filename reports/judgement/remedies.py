@@ -124,15 +124,21 @@ def remedy(result: Result, finding: Finding) -> Remedy:
     if goal not in RULES:
         return Remedy(do="Find out what this adversary needs to receive.", why="Its goal has no rule here.")
     source = carried(result, finding)
-    order = dict.fromkeys((*WAYS, "model", "oracle"))
-    ways = [way for way in order if way in source.ways and (goal, way) in REMEDIES]
+    ways = list[str]()
+    for route in dict.fromkeys((*WAYS, "model", "oracle")):
+        if route in source.ways and (goal, route) in REMEDIES:
+            ways.append(route)
     must_receive = set(map(role, members)) == {"client"}
     if ways == ["model"] and must_receive and (goal, _TAKES_PART) in REMEDIES:
         ways = [_TAKES_PART]
     chosen, behind = RULES[goal].general, list(source.kinds)
     if ways:
         chosen = REMEDIES[goal, ways[0]]
-        behind = [kind for kind in source.kinds if ways[0] in _ways(kind)] or behind
+        of_way = list[str]()
+        for kind in source.kinds:
+            if ways[0] in _ways(kind):
+                of_way.append(kind)
+        behind = of_way or behind
     names = joined(f"`{clip(kind, 60)}`" for kind in behind) or "its messages"
     do, why = chosen.do.replace("{kinds}", names), chosen.why.replace("{kinds}", names)
     if "a stated ε" in chosen.do:
@@ -154,7 +160,11 @@ def without_epsilon(result: Result) -> list[str]:
         if row.private and row.direction != "sent" and not row.defenses:
             bare.add(row.kind)
     of_records = {kind for kind, protocol in _FROM_RECORDS if protocol == result.run.protocol}
-    return [kind for kind, entry in KINDS.items() if kind in bare and (entry.direct or kind in of_records)]
+    uncovered = list[str]()
+    for kind, entry in KINDS.items():
+        if kind in bare and (entry.direct or kind in of_records):
+            uncovered.append(kind)
+    return uncovered
 
 
 def _ways(kind: str) -> tuple[str, ...]:

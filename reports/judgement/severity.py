@@ -75,7 +75,10 @@ def severity(
     elif level == "leak":
         strength = 2
     product = math.prod((harm, access, strength))
-    word = next(word for least, word in _LEAST if product >= least)
+    word: _Word = "low"
+    for least, name in reversed(_LEAST):
+        if product >= least:
+            word = name
     return Severity(word=word, impact=harm, access=access, strength=strength)
 
 

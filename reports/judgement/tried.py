@@ -123,7 +123,10 @@ def effects_on(
     for tried in result.remedies:
         if tried.name not in (*what.tries, TOGETHER):
             continue
-        effects = [one for one in tried.effects if one.adversary in adversaries and one.goal in goals]
+        effects = list[Effect]()
+        for one in tried.effects:
+            if one.adversary in adversaries and one.goal in goals:
+                effects.append(one)
         if effects and {one.goal for one in effects} == set(goals):
             gravest = min(effects, key=lambda on: (_left(on), adversaries.index(on.adversary)))
             trials.append((tried, gravest))

@@ -20,7 +20,7 @@ from itertools import chain
 from types import MappingProxyType
 
 from fdaudit.goals import challenged
-from fdaudit.result import Cell, Controls, Level, Recording, Result, Target
+from fdaudit.result import Cell, Controls, Level, Recording, Result, Shares, Target
 from fdaudit.types import Figure
 
 from ..goals import RULES
@@ -127,14 +127,17 @@ def _with_unused(finding: Finding, recording: Recording | None) -> Finding:
     if recording is None or not challenged(finding.cell.goal):
         return finding
     victims = {target.target for target in finding.cell.targets}
-    about = [one for one in recording.unused if one.party in victims and one.unused_candidates]
-    if not about or finding.level not in (*SETTLED, "inconclusive"):
+    parties, unused, candidates = list[str](), 0, 0
+    for one in recording.unused:
+        if one.party in victims and one.unused_candidates:
+            parties.append(clip(one.party, 60))
+            unused += one.unused_candidates
+            candidates += one.candidates
+    if not parties or finding.level not in (*SETTLED, "inconclusive"):
         return finding
-    unused = sum(one.unused_candidates for one in about)
-    candidates = sum(one.candidates for one in about)
-    who = joined(clip(one.party, 60) for one in about)
+    who = joined(parties)
     text = f"{unused} of {candidates} candidates that are members of {who} were used by no message."
-    all_unused = unused == candidates and len(about) == len(victims)
+    all_unused = unused == candidates and len(parties) == len(victims)
     if all_unused and finding.level in ("none-seen", "possible"):
         because = f"{text} There was nothing to find."
         return replace(finding, level="inconclusive", because=because, detectable="")
@@ -217,21 +220,32 @@ def _decided(finding: Finding, rule: Rule, correction: Correction) -> Finding:
         )
         return replace(finding, because=why)
     evidence = list(_evidence(cell, correction))
-    signals = [(e, sign) for e in evidence if (sign := rule.signal(e))]
+    signals, grave = list[tuple[RuleInput, str]](), list[tuple[RuleInput, str]]()
+    clauses = dict[str, str]()
+    for e in evidence:
+        if sign := rule.signal(e):
+            signals.append((e, sign))
+            clauses[e.who] = decided_by(rule, e)
+            if rule.strong(e):
+                grave.append((e, sign))
     if signals:
-        grave = [(e, sign) for e, sign in signals if rule.strong(e)]
         top, sign = (grave or signals)[0]
-        clauses = {e.who: decided_by(rule, e) for e, _ in signals}
         level: Level = "leak" if grave else "partial"
+        affected, reasons = list[str](), dict[str, str]()
+        for who, clause in clauses.items():
+            if who != EVERYONE:
+                affected.append(who)
+            if clause:
+                reasons[who] = clause
         return replace(
             finding,
             level=level,
             because=f"For {top.who}, {sign}.",
             cautions=tuple(_cautions(cell, clauses)),
-            affected=tuple(name for name in clauses if name != EVERYONE),
+            affected=tuple(affected),
             together=EVERYONE in clauses,
             certain=rule.certain is not None and any(rule.certain(e) for e, _ in grave),
-            decided_by={who: clause for who, clause in clauses.items() if clause},
+            decided_by=reasons,
         )
     if not any(rule.telling(e) for e in evidence):
         return replace(finding, because="Its deciding figure has no interval, or nothing to compare it with.")
@@ -286,13 +300,20 @@ def _look(cell: Cell, level: Level) -> tuple[str, ...]:
 def _evidence(cell: Cell, correction: Correction) -> Iterator[RuleInput]:
     """Yield the figures of all victims and of each, with their p-values after correction."""
     for target, figures, images in groups(cell):
-        victims = [victim for victim in cell.targets if target in (None, victim.target)]
-        shares = list(filter(None, (victim.shares for victim in victims)))
-        if len(shares) < len(victims):  # the shares of some victims say nothing of all
+        victims, shares = 0, list[Shares]()
+        for victim in cell.targets:
+            if target in (None, victim.target):
+                victims += 1
+                if victim.shares:
+                    shares.append(victim.shares)
+        if len(shares) < victims:  # the shares of some victims say nothing of all
             shares = []
+        corrected_figures = list[Figure]()
+        for figure in figures:
+            corrected_figures.append(replace(figure, p=correction.of(target, figure)))
         yield RuleInput(
             who=_victim(target),
-            figures=[replace(f, p=correction.of(target, f)) for f in figures],
+            figures=corrected_figures,
             images=images,
             shares=shares,
             tests=correction.tests,

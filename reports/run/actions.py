@@ -86,14 +86,18 @@ def _settling(result: Result, findings: Sequence[Finding]) -> Iterator[Action]:
             why=f"Provisional: {result.unfinished.words}.",
         )
     elif result.run.recording is not None and all(f.untried for f in findings):
-        missing = [clip(rung.bring, 80) for rung in result.run.recording.ladder if not rung.there]
-        if missing:
-            yield Action(
-                do=f"Import the record again, and bring {missing[0]}.",
-                why="No attack could be tried. The table under Coverage says what else to bring.",
-            )
+        for rung in result.run.recording.ladder:
+            if not rung.there:
+                yield Action(
+                    do=f"Import the record again, and bring {clip(rung.bring, 80)}.",
+                    why="No attack could be tried. The table under Coverage says what else to bring.",
+                )
+                break
     if result.budget is not None and result.budget.left_out:
-        needed = [one.needed for one in result.budget.left_out if one.needed is not None]
+        needed = list[float]()
+        for one in result.budget.left_out:
+            if one.needed is not None:
+                needed.append(one.needed)
         longer = "a longer `--budget`"
         if needed:
             longer = f"a `--budget` of {in_words(math.ceil(min(needed) / 60) * 60)} or more"

@@ -135,13 +135,16 @@ def _edpb(result: Result) -> Iterator[Item]:
 
 def _dp(result: Result) -> Iterator[Item]:
     finite = result.bounds
-    bounded = joined(clip(e.adversary, 40) for e in finite)
+    views, needs = list[str](), dict[str, None]()
+    for e in finite:
+        views.append(clip(e.adversary, 40))
+        needs.update(dict.fromkeys(e.needs))
     where = ("ledger",)
     provided: Provided = "in part"
     what = "No view has a finite ε that rests on noise; the ledger says why."
     if finite:
         provided = "yes"
-        what = f"A finite ε with its δ for {bounded}; for every other view ∞, or nothing private in it."
+        what = f"A finite ε with its δ for {joined(views)}; for every other view ∞, or nothing private in it."
     yield _if_any(
         DP,
         "Privacy parameters ε and δ",
@@ -160,7 +163,7 @@ def _dp(result: Result) -> Iterator[Item]:
         asked="Trust model",
         provided=trust,
         what="ε is stated for each adversary's view by itself, beside what the protocol takes for granted."
-        f"{only_if(dict.fromkeys(who for e in finite for who in e.needs))}",
+        f"{only_if(needs)}",
         where=("ledger", "threats"),
     )
     yield _randomness(finite)
@@ -189,7 +192,10 @@ def _terms(document: Document, finite: Sequence[LedgerEntry], headings: Sequence
 
 def _stated(document: Document, asked: str, values: Iterable[str]) -> Item:
     """Return an item with the distinct values that the ledger states; an empty value states nothing."""
-    distinct = dict.fromkeys(clip(value, 160) for value in values if value)
+    distinct = dict[str, None]()
+    for value in values:
+        if value:
+            distinct[clip(value, 160)] = None
     return _if_any(
         document,
         asked,
@@ -201,11 +207,15 @@ def _stated(document: Document, asked: str, values: Iterable[str]) -> Item:
 
 
 def _tuning(document: Document, finite: Sequence[LedgerEntry]) -> Item:
-    stated = [line for e in finite for line in e.assumptions if line.startswith(_CHOSEN)]
+    choices = list[str]()
+    for e in finite:
+        for line in e.assumptions:
+            if line.startswith(_CHOSEN):
+                choices.append(line)
     provided: Provided = "in part"
     what = "A run is charged as it ran. That its settings were fixed without private data is an assumption."
-    if stated:
-        provided, what = "yes", clip(stated[0], 240)
+    if choices:
+        provided, what = "yes", clip(choices[0], 240)
     return _if_any(
         document,
         "Cost of tuning",
@@ -220,19 +230,25 @@ def _tuning(document: Document, finite: Sequence[LedgerEntry]) -> Item:
 def _dp_fy(result: Result) -> Iterator[Item]:
     """Yield the items of the checklist for reporting a guarantee: setting, definition, accounting, transparency."""
     finite = result.bounds
-    views = joined(clip(e.adversary, 40) for e in finite)
+    views, mechanisms, statements = list[str](), list[str](), list[str]()
+    outputs, needs = list[str](), dict[str, None]()
+    for e in finite:
+        view = clip(e.adversary, 40)
+        views.append(view)
+        outputs.append(f"all that {view} sees")
+        statements.append(f"({amount(e.epsilon or 0.0)}, {amount(e.delta or 0.0)})-DP")
+        needs.update(dict.fromkeys(e.needs))
+        for c in e.contributions:
+            mechanisms.append(f"{c.kind} of {c.sender} ({c.mechanism})")
     yield _if_any(
         DP_FY,
         "DP setting: who must be trusted",
         finite,
-        what=f"ε is stated for the views of {views}; parties outside a view are trusted to hide what they see."
-        f"{only_if(dict.fromkeys(who for e in finite for who in e.needs))}",
+        what=f"ε is stated for the views of {joined(views)}; parties outside a view are trusted to hide what they "
+        f"see.{only_if(needs)}",
         otherwise="No view has a finite ε.",
         where=("ledger", "threats"),
     )
-    mechanisms = [f"{c.kind} of {c.sender} ({c.mechanism})" for e in finite for c in e.contributions]
-    outputs = [f"all that {clip(e.adversary, 40)} sees" for e in finite]
-    statements = [f"({amount(e.epsilon or 0.0)}, {amount(e.delta or 0.0)})-DP" for e in finite]
     headings = ("Unit of privacy", "Adjacency definition", "Type of accounting", "Accounting assumptions")
     yield _stated(DP_FY, "Data accesses that are covered", mechanisms)
     yield _stated(DP_FY, "Final mechanism output", outputs)
@@ -249,9 +265,11 @@ def _dp_fy(result: Result) -> Iterator[Item]:
 
 
 def _randomness(finite: Sequence[LedgerEntry]) -> Item:
-    lines = []
+    lines = list[str]()
     for entry in finite:
-        lines += [line for line in entry.assumptions if _RANDOMNESS.search(line)]
+        for line in entry.assumptions:
+            if _RANDOMNESS.search(line):
+                lines.append(line)
     provided: Provided = "in part"
     what = "The mechanisms are named; the ledger says nothing of their randomness."
     if lines:
@@ -338,12 +356,14 @@ def _iso(result: Result) -> Iterator[Item]:
         otherwise=_NO_ATTACK,
         where=("cells", "coverage"),
     )
-    defended = sorted({d for row in result.exposure for d in row.defenses})
+    defenses = set[str]()
+    for row in result.exposure:
+        defenses.update(row.defenses)
     yield _if_any(
         ISO,
         "Mitigation (8.3)",
-        defended,
-        what=f"Measured with {joined(clip(d, 60) for d in defended)} in place.",
+        defenses,
+        what=f"Measured with {joined(clip(d, 60) for d in sorted(defenses))} in place.",
         otherwise="No defence stood on any message.",
         where=("exposure",),
         provided="in part",
@@ -390,7 +410,11 @@ def _if_any(
 
 
 def _ran(result: Result, goals: tuple[str, ...], within: str = "") -> list[Cell]:
-    return [c for c in result.tests if c.goal in goals and within in c.attack]
+    cells = list[Cell]()
+    for cell in result.tests:
+        if cell.goal in goals and within in cell.attack:
+            cells.append(cell)
+    return cells
 
 
 def _named(cells: Sequence[Cell]) -> str:

@@ -119,8 +119,12 @@ def cell_view(finding: Finding, directory: Path, also: Sequence[Finding], prefix
     worst_name, worst_figures = "", tuple[Figure, ...]()
     if finding.worst is not None:
         worst_name, worst_figures = finding.worst.target, finding.worst.figures
-    curves = [(target.target, target.roc) for target in cell.targets if target.roc is not None]
-    sizes = [curve.nonmembers for _, curve in curves if curve.nonmembers is not None]
+    curves, sizes = [], list[int]()
+    for target in cell.targets:
+        if target.roc is not None:
+            curves.append((target.target, target.roc))
+            if target.roc.nonmembers is not None:
+                sizes.append(target.roc.nonmembers)
     title = f"{clip(cell.attack, 60)} by {clip(cell.adversary, 60)}"
     axis, forest = _forest(finding, f"{prefix}forest{number}", title)
     roc = Markup("")
@@ -160,11 +164,18 @@ def _rows(
 
     `NAME_mean` and `NAME_worst` share the row of NAME.
     """
-    means = {f.name.removesuffix("_mean"): f for f in summary if not f.name.endswith("_worst")}
-    worsts = {f.name.removesuffix("_worst"): f for f in summary if f.name.endswith("_worst")}
-    worsts |= {f.name: f for f in worst}
+    means, worsts, missing = dict[str, Figure](), dict[str, Figure](), set[str]()
+    for figure in summary:
+        if figure.name.endswith("_worst"):
+            worsts[figure.name.removesuffix("_worst")] = figure
+        else:
+            means[figure.name.removesuffix("_mean")] = figure
+    for figure in worst:
+        worsts[figure.name] = figure
     names = dict.fromkeys([*means, *worsts])
-    missing = {name for name, figure in means.items() if figure.value is None}
+    for name, figure in means.items():
+        if figure.value is None:
+            missing.add(name)
     for base in missing:
         for derived in missing.intersection((f"{base}_prior", f"{base}_gain")):
             del names[derived]  # its reason stands once, in the measure's own row
@@ -172,9 +183,10 @@ def _rows(
     notes = dict[str, int]()
     for name in names:
         mean, at_worst = means.get(name), worsts.get(name)
-        clauses = dict.fromkeys(_clauses(mean, at_worst))
-        numbers = tuple(notes.setdefault(clause, len(notes) + 1) for clause in clauses)
-        rows.append(FigureRow(name=name, mean=mean, worst=at_worst, notes=numbers))
+        numbers = list[int]()
+        for clause in dict.fromkeys(_clauses(mean, at_worst)):
+            numbers.append(notes.setdefault(clause, len(notes) + 1))
+        rows.append(FigureRow(name=name, mean=mean, worst=at_worst, notes=tuple(numbers)))
     return tuple(rows), tuple(notes)
 
 

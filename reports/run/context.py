@@ -156,10 +156,12 @@ def _front_texts(summary: Summary) -> Iterable[str]:
 
 def _how_to_try(result: Result, summary: Summary) -> str:
     """Return how the effect of remedies is measured, if it can be and was not; else an empty text."""
-    grave = [f for f in summary.front.findings if f.severity in SEVERITIES[:2] and f.remedy.tries]
-    if not grave or result.remedies or not result.auditor_only or result.run.recording is not None:
+    if result.remedies or not result.auditor_only or result.run.recording is not None:
         return ""
-    return HOW_TO_TRY
+    for finding in summary.front.findings:
+        if finding.severity in SEVERITIES[:2] and finding.remedy.tries:
+            return HOW_TO_TRY
+    return ""
 
 
 _RELEASES = {
@@ -276,8 +278,10 @@ def _utility_words(result: Result) -> str:
     """Return each line's final figures in one sentence: its server's model, and its clients' least and greatest."""
     parts = []
     for line, same in grouped(result.utility.final, lambda final: final.line).items():
-        shares = [final for final in same if final.figure.name in ("accuracy", "mean_auc", "dice")]
-        name, by_party = clip(line, 40), {final.party: final.figure.value for final in shares}
+        name, by_party = clip(line, 40), dict[str, float | None]()
+        for final in same:
+            if final.figure.name in ("accuracy", "mean_auc", "dice"):
+                by_party[final.party] = final.figure.value
         server = by_party.pop("server", None)
         if server is not None:
             parts.append(f"{name}'s server reaches {amount(server, 'fraction')}")

@@ -18,7 +18,6 @@ from fdaudit.storage.files import indented
 
 from ..judgement.judgement import findings_of, standings_of
 from .annex import annex
-from .front import Front
 from .matrix import MatrixLine, attack_matrix
 from .sign_off import Provenance
 from .summary import Summary, summarise
@@ -174,14 +173,21 @@ def document(
     for finding in findings:
         worst = None if finding.worst is None else finding.worst.target
         parts.append(_part(FindingPart, finding, cell=finding.cell.id, worst_target=worst))
+    of_front = []
+    for shown in summary.front.findings:
+        remedy = Said(text=shown.remedy.do, because=shown.remedy.why)
+        of_front.append(_part(FrontFindingPart, shown, remedy=remedy, cell=shown.strongest.cell.id))
+    items = list[AnnexPart]()
+    for item in annex(result):
+        items.append(_part(AnnexPart, item, document=item.document.name))
     return ReportDocument.model_construct(
         schema_name=SCHEMA,
         verdict=_verdict(summary, result),
-        front=_front(summary.front),
+        front=_part(FrontPart, summary.front, findings=tuple(of_front)),
         adversaries=tuple(standings),
         findings=tuple(parts),
         matrix=tuple(map(_line, attack_matrix(findings))),
-        annex=tuple(_part(AnnexPart, item, document=item.document.name) for item in annex(result)),
+        annex=tuple(items),
         timings=dict(timings),
         ended=provenance.ended,
         signed_by=provenance.signed_by,
@@ -209,16 +215,11 @@ P = TypeVar("P", bound=Config)
 
 def _part(kind: type[P], source: object, **changes: Any) -> P:
     """Return a part with an object's members of the same names, and with those that are given here."""
-    same = {name: getattr(source, name) for name in kind.model_fields if name not in changes}
+    same = dict[str, Any]()
+    for name in kind.model_fields:
+        if name not in changes:
+            same[name] = getattr(source, name)
     return kind(**same, **changes)
-
-
-def _front(front: Front) -> FrontPart:
-    findings = []
-    for finding in front.findings:
-        remedy = Said(text=finding.remedy.do, because=finding.remedy.why)
-        findings.append(_part(FrontFindingPart, finding, remedy=remedy, cell=finding.strongest.cell.id))
-    return _part(FrontPart, front, findings=tuple(findings))
 
 
 def _verdict(summary: Summary, result: Result) -> Verdict:
@@ -226,8 +227,10 @@ def _verdict(summary: Summary, result: Result) -> Verdict:
     for reason in summary.reasons:
         cell = result.cells[reason.number - 1].id if reason.number else None
         reasons.append(_part(Said, reason, cell=cell))
-    actions = tuple(Said(text=action.do, because=action.why) for action in summary.actions)
-    return _part(Verdict, summary, reasons=tuple(reasons), actions=actions)
+    actions = list[Said]()
+    for action in summary.actions:
+        actions.append(Said(text=action.do, because=action.why))
+    return _part(Verdict, summary, reasons=tuple(reasons), actions=tuple(actions))
 
 
 def _line(line: MatrixLine) -> MatrixPart:

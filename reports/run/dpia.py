@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from fdaudit.kinds import KINDS
-from fdaudit.result import Result
+from fdaudit.result import FinalUtility, Result
 from fdaudit.transcript.messages import role
 
 from ..grouping import grouped
@@ -61,6 +61,10 @@ def render_dpia(result: Result, provenance: Provenance) -> str:
     for row in shown.exposure:
         for name in row.defenses:
             kinds.setdefault(clip(name, 60), {})[clip(row.kind, 60)] = None
+    final = list[FinalUtility]()
+    for entry in shown.utility.final:
+        if entry.figure.value is not None:
+            final.append(entry)
     return render(
         "dpia.html.j2",
         {
@@ -69,7 +73,7 @@ def render_dpia(result: Result, provenance: Provenance) -> str:
             "front": front(shown),
             "flows": tuple(_flows(shown)),
             "defences": [f"`{name}` on {joined(acted_on)}" for name, acted_on in kinds.items()],
-            "final": tuple(f for f in shown.utility.final if f.figure.value is not None),
+            "final": tuple(final),
             "sign_off": sign_off(shown, provenance),
         },
     )

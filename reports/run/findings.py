@@ -120,20 +120,34 @@ class FrontFinding:
 
 def lines(column: str, *texts: str) -> int:
     """Return about how many printed lines texts take in a column or list of the front page."""
-    return sum(-(-len(text) // _WIDTHS[column]) for text in texts)
+    total = 0
+    for text in texts:
+        total += -(-len(text) // _WIDTHS[column])
+    return total
 
 
 def by_severity(findings: Iterable[FrontFinding], words: Sequence[str] = SEVERITIES) -> str:
     """Return how many findings there are of each severity: "1 critical and 2 high"."""
     counts = Counter(finding.severity for finding in findings)
-    return joined(f"{counts[word]} {word}" for word in words if counts[word])
+    clauses = list[str]()
+    for word in words:
+        if counts[word]:
+            clauses.append(f"{counts[word]} {word}")
+    return joined(clauses)
 
 
 def found_by(result: Result) -> tuple[FrontFinding, ...]:
     """Return the findings of a result, the gravest first; pure."""
     findings = findings_of(result)
-    leaking = {(s.adversary, s.goal): s for s in standings_of(result, findings) if s.remedy is not None}
-    leaks = by_view(finding for finding in findings if finding.level in LEAKS)
+    leaking = dict[tuple[str, str], Standing]()
+    for standing in standings_of(result, findings):
+        if standing.remedy is not None:
+            leaking[standing.adversary, standing.goal] = standing
+    with_leak = list[Finding]()
+    for finding in findings:
+        if finding.level in LEAKS:
+            with_leak.append(finding)
+    leaks = by_view(with_leak)
     groups: dict[tuple[Remedy, str, object], list[Standing]] = {}
     for standing in leaking.values():
         source, what = leaking.get((standing.alone, standing.goal), standing), standing.remedy or ENCRYPT
@@ -142,9 +156,17 @@ def found_by(result: Result) -> tuple[FrontFinding, ...]:
         # One thing ends all that an eavesdropper can do. Others share a finding only if they share its evidence.
         key: tuple[Remedy, str, object] = (what, "", None)
         if what != ENCRYPT:
-            key = (what, standing.goal, source.finding and _evidence_key(source.finding, leaks))
+            evidence: object = None
+            if leak := source.finding:
+                value = leak.key and leak.key.value
+                at_worst = leak.worst_key and leak.worst_key.value
+                worst = leak.worst and leak.worst.target
+                evidence = leak.cell.attack, leak.level, value, at_worst, worst, _alone(_all(leak, leaks))
+            key = (what, standing.goal, evidence)
         groups.setdefault(key, []).append(standing)
-    front_findings = [_finding(result, who, what, leaks) for (what, _, _), who in groups.items()]
+    front_findings = list[FrontFinding]()
+    for (what, _, _), who in groups.items():
+        front_findings.append(_finding(result, who, what, leaks))
     return tuple(sorted(front_findings, key=_gravest_first))
 
 
@@ -152,14 +174,6 @@ def _gravest_first(finding: FrontFinding) -> tuple[int, int, bool, int]:
     """Return the order; of equals, what encryption of the transport stops comes last."""
     listens = finding.remedy == ENCRYPT
     return -math.prod(finding.factors), -finding.factors[0], listens, -len(finding.strongest.affected)
-
-
-def _evidence_key(finding: Finding, leaks: Leaks) -> object:
-    """Return what makes two findings one: attack, deciding figures, the worst victim and the affected ones."""
-    value = finding.key and finding.key.value
-    at_worst = finding.worst_key and finding.worst_key.value
-    worst = finding.worst and finding.worst.target
-    return finding.cell.attack, finding.level, value, at_worst, worst, _alone(_all(finding, leaks))
 
 
 def _all(finding: Finding, leaks: Leaks) -> list[Finding]:
@@ -180,10 +194,15 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
     adversaries = tuple(dict.fromkeys(s.adversary for s in standing))
     first = dict.fromkeys(s.adversary for s in standing if s.source == s.adversary)  # the others inherit it
     fewest = _fewest(tuple(first) or adversaries)
-    own = [s for s in standing if s.adversary in fewest]
-    grades = [(s.severity, s.adversary) for s in own if s.severity is not None]
+    own, grades, own_findings = list[Standing](), [], list[Finding]()
+    for one in standing:
+        if one.adversary in fewest:
+            own.append(one)
+            if one.severity is not None:
+                grades.append((one.severity, one.adversary))
+            if one.finding is not None:
+                own_findings.append(one.finding)
     grade, whose = min(grades, key=lambda pair: SEVERITIES.index(pair[0].word))
-    own_findings = [s.finding for s in own if s.finding is not None]
     gravest = min(own, key=lambda s: (LEAKS.index(s.level), -impact(s.goal)))
     by_goal, abilities = {}, []
     for goal in dict.fromkeys(s.goal for s in own):
@@ -219,7 +238,10 @@ def _finding(result: Result, standing: Sequence[Standing], what: Remedy, leaks: 
 
 def _caution(findings: Iterable[Finding]) -> str:
     """Return which attacks' positive controls failed, in a sentence; empty if all passed."""
-    weak = [clip(f.cell.attack, 60) for f in findings if f.weak]
+    weak = list[str]()
+    for finding in findings:
+        if finding.weak:
+            weak.append(clip(finding.cell.attack, 60))
     if not weak:
         return ""
     return (
@@ -275,8 +297,10 @@ def _evidence(finding: Finding) -> str:
     if not finding.affected:
         return f"{overall}; highest alone: {beside(rule, worst, key)} for {name}, {_no_leak(worst)}."
     if finding.worst.target not in finding.affected:
-        alone = "; ".join(_one_alone(finding, rule, victim) for victim in finding.affected[:_NAMED])
-        return f"{overall}; {alone}; at most {measure(worst, worst.value)} for {name}, {_no_leak(worst)}."
+        alone = list[str]()
+        for victim in finding.affected[:_NAMED]:
+            alone.append(_one_alone(finding, rule, victim))
+        return f"{overall}; {'; '.join(alone)}; at most {measure(worst, worst.value)} for {name}, {_no_leak(worst)}."
     if not finding.together:
         for_one = f"{framed(rule, worst)} for {name}{_decided_by(finding, name)}"
         return f"{for_one}; {beside(rule, key, worst)} for all together, {_no_leak(key)}."

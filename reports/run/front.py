@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from fdaudit.goals import GOALS, challenged
-from fdaudit.result import LedgerEntry, Result
+from fdaudit.result import LedgerEntry, Level, Result
 
 from ..goals.rule import single_rates
 from ..judgement.inheritance import gaps
@@ -64,8 +64,10 @@ class Front:
         room -= max(lines("claims", *self.claims), lines("untested", *self.untested))
         count = min(len(self.findings), _MOST)
         while count > 1:
-            needed = sum(finding.lines(self.said) for finding in self.findings[:count])
-            if needed + lines("notes", *self._grave(count)) <= room:
+            needed = lines("notes", *self._grave(count))
+            for finding in self.findings[:count]:
+                needed += finding.lines(self.said)
+            if needed <= room:
                 break
             count -= 1
         return self.findings[:count]
@@ -84,7 +86,11 @@ class Front:
         return self._grave(len(self.shown))
 
     def _grave(self, shown: int) -> tuple[str, ...]:
-        return tuple(f.line for f in self.findings[shown:] if f.severity in SEVERITIES[:2])
+        grave = list[str]()
+        for finding in self.findings[shown:]:
+            if finding.severity in SEVERITIES[:2]:
+                grave.append(finding.line)
+        return tuple(grave)
 
     @property
     def scales(self) -> str:
@@ -109,7 +115,10 @@ def front(result: Result) -> Front:
 
 def _open(findings: Sequence[Finding]) -> str:
     """Return how many tests show a possible leak, and what would settle them, in a sentence; empty if none does."""
-    counts = Counter(f.cell.goal for f in findings if f.level == "possible")
+    counts = Counter[str]()
+    for finding in findings:
+        if finding.level == "possible":
+            counts[finding.cell.goal] += 1
     if not counts:
         return ""
     tests = joined(f"{n} {GOALS[name].words}" for name, n in counts.items())
@@ -121,7 +130,10 @@ def _open(findings: Sequence[Finding]) -> str:
 
 def _inconclusive(findings: Sequence[Finding]) -> str:
     """Return how many tests ended inconclusive, and in how many of these a leak is still shown; empty if none did."""
-    levels = [f.level for f in findings if "inconclusive" in (f.cell.status, f.level)]
+    levels = list[Level]()
+    for finding in findings:
+        if "inconclusive" in (finding.cell.status, finding.level):
+            levels.append(finding.level)
     if not levels:
         return ""
     clause = f"{len(levels)} inconclusive by their controls"
@@ -159,7 +171,12 @@ def _stated(result: Result) -> Iterator[str]:
 def _unbounded(result: Result) -> Iterator[str]:
     """Yield for whom no ε may be stated, the first reason, and the defences that ran for nothing."""
     ledger, fallen = result.ledger or (), result.contradicted_views
-    reached = [e.adversary for e in ledger if e.epsilon is None or e.adversary in fallen]
+    reached, causes = list[str](), list[tuple[str, str]]()
+    for e in ledger:
+        if e.epsilon is None or e.adversary in fallen:
+            reached.append(e.adversary)
+        if e.epsilon is None and e.cause:
+            causes.append((e.adversary, e.cause))
     if reached or not ledger:
         whom = ""
         if 2 < len(reached) == len(ledger):
@@ -167,14 +184,14 @@ def _unbounded(result: Result) -> Iterator[str]:
         elif reached:
             whom = f" for the view of {joined(map(party, reached))}"
         yield f"No ε may be stated{whom}."
-    causes = [(e.adversary, e.cause) for e in ledger if e.epsilon is None and e.cause]
     if not causes:
         return
     whose, cause = causes[0]
     yield f"First gap in what {party(whose)} sees: {_first_cause(cause)}. Closing it may uncover others."
     ran = set[tuple[str, str]]()
     for row in result.exposure:
-        ran.update((clip(defence, 60), clip(row.kind, 60)) for defence in row.defenses)
+        for defence in row.defenses:
+            ran.add((clip(defence, 60), clip(row.kind, 60)))
     if ran and not _standing(result):
         defences = joined(f"{defence} on {kind}" for defence, kind in sorted(ran))
         yield f"These defences ran, and give no ε: {defences}."
@@ -182,8 +199,10 @@ def _unbounded(result: Result) -> Iterator[str]:
 
 def _free(result: Result) -> Iterator[str]:
     """Yield who received nothing computed from private data."""
-    free = [e.adversary for e in result.ledger or () if e.epsilon == 0 and not e.contributions]
-    spared = [adversary for adversary in free if adversary not in result.contradicted_views]
+    spared = list[str]()
+    for e in result.ledger or ():
+        if e.epsilon == 0 and not e.contributions and e.adversary not in result.contradicted_views:
+            spared.append(e.adversary)
     if "world" in spared and not released(result):
         spared.remove("world")
         yield "The world is given no model. Of clients' own models, if they are used elsewhere, no ε is stated."
@@ -248,26 +267,21 @@ def released(result: Result) -> bool:
     return any(row.party == "world" for row in result.exposure)
 
 
-def _unread(result: Result, findings: Sequence[Finding]) -> str:
-    """Return the kinds of messages that no attack has read, those for one reason together; empty if there are none."""
-    kinds: dict[str, dict[str, None]] = {}
-    for gap in chain.from_iterable(gaps(result, findings).values()):
-        kinds.setdefault(gap.why, {})[gap.kind] = None
-    clauses = []
-    for why, names in kinds.items():
-        if len(names) > 1:
-            why = why.replace(" reads it", " reads them")
-        clauses.append(f"{joined(names)}: {why}")
-    return "; ".join(clauses)
-
-
 def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what was not tested."""
     yield from _clearing_nobody(result, findings)
     if open_tests := _open(findings):
         yield open_tests
-    if unread := _unread(result, findings):
-        yield f"Messages without a test: {unread}."
+    kinds: dict[str, dict[str, None]] = {}  # by the reason why no attack has read them
+    for gap in chain.from_iterable(gaps(result, findings).values()):
+        kinds.setdefault(gap.why, {})[gap.kind] = None
+    unread = []
+    for why, names in kinds.items():
+        if len(names) > 1:
+            why = why.replace(" reads it", " reads them")
+        unread.append(f"{joined(names)}: {why}")
+    if unread:
+        yield f"Messages without a test: {'; '.join(unread)}."
     yield from _unattacked(result, findings)
     yield from _untried(result, findings)
     yield from _out_of_scope(result)
@@ -282,7 +296,11 @@ def _untested(result: Result, findings: Sequence[Finding]) -> Iterator[str]:
     if result.remedies:
         open_questions = "Other seeds and data and stronger attacks"
     yield f"{open_questions}: this is one run with the {clip(result.run.profile, 40)} profile."
-    if late := [clip(one.words, 200) for one in result.remedies if one.state == "no-time"]:
+    late = list[str]()
+    for one in result.remedies:
+        if one.state == "no-time":
+            late.append(clip(one.words, 200))
+    if late:
         yield f"The budget left no time to try {joined(late)}."
 
 

@@ -90,9 +90,11 @@ def attack_matrix(findings: Sequence[Finding]) -> tuple[MatrixLine, ...]:
     A leak is an answer even where the positive control failed.
     """
     order = list(LEVELS)
-    answered = [f for f in findings if f.cell.status == "run" or f.level in SETTLED]
-    with_rule = [f for f in answered if f.cell.goal in RULES]
-    return tuple(map(_line, sorted(with_rule, key=lambda finding: order.index(finding.level))))
+    answers = list[Finding]()
+    for finding in findings:
+        if finding.cell.goal in RULES and (finding.cell.status == "run" or finding.level in SETTLED):
+            answers.append(finding)
+    return tuple(map(_line, sorted(answers, key=lambda finding: order.index(finding.level))))
 
 
 def _line(finding: Finding) -> MatrixLine:
@@ -169,9 +171,15 @@ def matrix_of(
     """
     own_findings = by_view(findings)
     # Images or texts, of which nothing was tried, are another kind of records than the run's: their goal is left out.
-    all_goals = {f.cell.goal for f in findings}
-    tried = {f.cell.goal for f in findings if not f.untried}
-    showing = [goal.name for goal in GOALS.values() if goal.shows and goal.name in all_goals]
+    all_goals, tried = set[str](), set[str]()
+    for finding in findings:
+        all_goals.add(finding.cell.goal)
+        if not finding.untried:
+            tried.add(finding.cell.goal)
+    showing = list[str]()
+    for goal in GOALS.values():
+        if goal.shows and goal.name in all_goals:
+            showing.append(goal.name)
     left_out = set(showing).difference(tried.intersection(showing) or showing[:1])
     rows: dict[str, list[MatrixEntry]] = {}
     goals = dict[str, None]()

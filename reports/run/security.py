@@ -83,11 +83,12 @@ def public_outcomes(result: Result) -> str:
     for finding in findings_of(public_result):
         figures = [[g.name, g.value] for g in finding.cell.figures]
         cells.append([finding.cell.id, finding.level, figures])
-    outcomes = {
-        "cells": cells,
-        "gates": [[g.name, g.threshold, g.passed] for g in public_result.gates],
-        "checks": [[c.adversary, c.verdict] for c in public_result.checks],
-    }
+    gates, checks = list[list[object]](), list[list[object]]()
+    for gate in public_result.gates:
+        gates.append([gate.name, gate.threshold, gate.passed])
+    for check in public_result.checks:
+        checks.append([check.adversary, check.verdict])
+    outcomes = {"cells": cells, "gates": gates, "checks": checks}
     return hashlib.sha256(canonical(outcomes)).hexdigest()
 
 

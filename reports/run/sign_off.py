@@ -53,12 +53,19 @@ class SignOff:
     @property
     def masthead(self) -> tuple[tuple[str, str], ...]:
         """Return what stands beside the title: the date, the version and the head, each with its heading."""
-        return tuple(row for row in self.record if row[0] in _MASTHEAD)
+        rows = list[tuple[str, str]]()
+        for row in self.record:
+            if row[0] in _MASTHEAD:
+                rows.append(row)
+        return tuple(rows)
 
     @property
     def length(self) -> int:
         """Return about how many characters it prints."""
-        return sum(len(heading) + len(text) + 4 for heading, text in (*self.stated, *self.record))
+        total = 0
+        for heading, text in (*self.stated, *self.record):
+            total += len(heading) + len(text) + 4
+        return total
 
 
 @dataclass(frozen=True, kw_only=True)

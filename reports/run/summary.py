@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType
 
-from fdaudit.result import Level, Result
+from fdaudit.result import LedgerEntry, Level, Result
 
 from ..grouping import grouped
 from ..judgement.inheritance import private_kinds
@@ -53,8 +53,12 @@ class Summary:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return the distinct notes of the matrix; an entry shows the number of its own."""
-        notes = dict.fromkeys(entry.note for row in self.matrix for entry in row.entries)
-        return tuple(filter(None, notes))
+        notes = dict[str, None]()
+        for row in self.matrix:
+            for entry in row.entries:
+                if entry.note:
+                    notes[entry.note] = None
+        return tuple(notes)
 
     @property
     def first_is_all(self) -> bool:
@@ -83,7 +87,11 @@ class Summary:
     @property
     def _served(self) -> list[FrontFinding]:
         """Return the findings whose remedy is the first action, the gravest first."""
-        return [f for f in self.front.findings if f.remedy.do == self.actions[0].do]
+        served = list[FrontFinding]()
+        for finding in self.front.findings:
+            if finding.remedy.do == self.actions[0].do:
+                served.append(finding)
+        return served
 
 
 _OF_GRAVEST: Mapping[Outcome, str] = MappingProxyType(
@@ -123,7 +131,8 @@ def summarise(result: Result) -> Summary:
     above += lines("notes", " ".join(summary.notes))
     if summary.twin is not None:
         above += _TWIN_HEAD + lines("standing", summary.twin.headline)
-        above += sum(lines("twin", row.honest, row.active) for row in summary.twin.front)
+        for row in summary.twin.front:
+            above += lines("twin", row.honest, row.active)
     return replace(summary, front=replace(front_page, above=above, said=summary.first_effect))
 
 
@@ -259,7 +268,10 @@ def _contradictions(result: Result) -> Iterator[Reason]:
 
 def _exposure_reasons(result: Result) -> Iterator[Reason]:
     """Yield the ledger's bounds; else the audited adversary with most undefended kinds, and the number of others."""
-    bounded = {e.adversary: e for e in result.bounds if e.adversary not in result.contradicted_views}
+    bounded = dict[str, LedgerEntry]()
+    for entry in result.bounds:
+        if entry.adversary not in result.contradicted_views:
+            bounded[entry.adversary] = entry
     if bounded:
         worst = max(bounded.values(), key=lambda entry: entry.epsilon or 0.0)
         stated = f"one {clip(worst.unit, 40)} of a client, {clip(worst.relation, 40)}"
@@ -292,7 +304,10 @@ def _exposure_reasons(result: Result) -> Iterator[Reason]:
 
 def _checked(result: Result, bounded: Collection[str]) -> str:
     """Return the outcome of the checks of the shown claims, in a sentence; empty if none was judged."""
-    verdicts = [c.verdict for c in result.checks if c.adversary in bounded and not c.source]
+    verdicts = list[str]()
+    for check in result.checks:
+        if check.adversary in bounded and not check.source:
+            verdicts.append(check.verdict)
     consistent, inconclusive = verdicts.count("consistent"), verdicts.count("inconclusive")
     if consistent and inconclusive:
         return (

@@ -272,7 +272,11 @@ class _FewPositions(WeightedPass):
         return mapped(self._images, moved)
 
     def backward_along(self, r: Maybe) -> Sequence[Maybe]:
-        return [mapped(self._folded, e) for e in self._linear.backward_along(mapped(self._rows, r))]
+        parts = []
+        for part in self._linear.backward_along(mapped(self._rows, r)):
+            folded = mapped(self._folded, part)
+            parts.append(folded)
+        return parts
 
     def _patches(self, a: Tensor) -> Tensor:
         return F.unfold(a, *self._moves).mT.contiguous()

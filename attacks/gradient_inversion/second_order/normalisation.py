@@ -228,7 +228,10 @@ class _Scaled(WeightedPass):
         self._g_bias = mapped(self._spread, bias)
 
     def move_by_products(self, dot: Tensor, square: Tensor) -> None:
-        directions = [dot[:, None] * T + 2 * square[:, None] * G for G, T in self._pairs]
+        directions = []
+        for G, T in self._pairs:
+            direction = dot[:, None] * T + 2 * square[:, None] * G
+            directions.append(direction)
         self.move(directions[0], directions[1] if len(directions) > 1 else None)
 
     def _spread(self, g: Tensor) -> Tensor:

@@ -83,14 +83,20 @@ class Trace(NamedTuple):
             problem = f"cannot be traced ({error})"
             raise unfoldable("forward", problem, "Let no step depend on values.") from error
         ancestors = set[fx.Node]()
-        output = next(n for n in reversed(graph.nodes) if n.op == "output")
-        waiting = list(output.all_input_nodes)
+        waiting: list[fx.Node] = []
+        for node in graph.nodes:
+            if node.op == "output":
+                waiting += node.all_input_nodes
         while waiting:
             node = waiting.pop()
             if node not in ancestors:
                 ancestors.add(node)
                 waiting += node.all_input_nodes
-        return cls(root, tuple(n for n in graph.nodes if n in ancestors))
+        operations = []
+        for node in graph.nodes:
+            if node in ancestors:
+                operations.append(node)
+        return cls(root, tuple(operations))
 
 
 def traced(trace: Trace, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> tuple[Node, ...]:
@@ -99,15 +105,19 @@ def traced(trace: Trace, parameters: Mapping[str, Tensor], buffers: Mapping[str,
     Raises:
         UsageError: the forward pass overwrites a tensor, calls a layer twice or leaves one out.
     """
-    nodes = tuple(_node(n, trace.root, parameters, buffers) for n in trace.operations)
-    layers = [n.layer for n in nodes if n.layer is not None]
+    nodes, layers = [], []
+    for operation in trace.operations:
+        node = _node(operation, trace.root, parameters, buffers)
+        nodes.append(node)
+        if node.layer is not None:
+            layers.append(node.layer)
     for name in layers:
         if layers.count(name) > 1:
             raise unfoldable(name, "is called twice in one pass", "Give each call its own layer.")
     for name in parameters:
         if name.rpartition(".")[0] not in layers:
             raise unfoldable(name, "is left out of the pass", "Use every layer once.")
-    return nodes
+    return tuple(nodes)
 
 
 def named(layer: str, parameter: str) -> str:

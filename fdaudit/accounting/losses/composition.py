@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,19 @@ class _Runs:
 
     @classmethod
     def of(cls, charges: Charges) -> _Runs:
-        """Return charges by the pairs of their runs."""
+        """Return charges by the pairs of their runs; discrete Gaussians become Gaussians with a little less noise.
+
+        Let x be N(μ, σ² - s²) with a whole μ, and let y be a whole number drawn with probability in proportion to
+        exp(-(y - x)²/2s²). Write e(t) = 2 Σ_{n>=1} exp(-2π²n²t²). By Poisson's summation formula Σ_j N(j - x; 0, s²) is
+        at least 1 - e(s), so that P[y = k] <= N(k; μ, σ²) / (1 - e(s)). A discrete Gaussian of parameter σ around μ has
+        probability at least N(k; μ, σ²) / (1 + e(σ)) at k. It therefore equals y except for a probability of e(s) +
+        e(σ), and y is computed from x. Whole numbers of ℓ2 sensitivity Δ change in at most Δ² places; the other places
+        reveal nothing. So a release is computed from the Gaussian one of variance σ² - s², except for a probability of
+        Δ² (e(s) + e(σ)), in which the release may reveal everything.
+
+        Smaller noise on values of Δ² < 4 is counted exactly: at most Δ² places change, each by one. Otherwise it is
+        counted by zero-concentrated DP (Canonne, Kamath & Steinke 2020, Theorem 4).
+        """
         runs, whole = cls(), Counter[DiscreteGaussian]()
         for charge, n in charges.items():
             if isinstance(charge, Selected):
@@ -104,35 +116,21 @@ class _Runs:
                 runs.ratios.append(signal_to_noise(charge, n))
             else:
                 runs.pure[pure_each(charge)] += n * charge.count
-        runs._add_discrete(whole)
-        return runs
-
-    def _add_discrete(self, whole: Mapping[DiscreteGaussian, int]) -> None:
-        """Replace discrete Gaussians by Gaussians with a little less noise.
-
-        Let x be N(μ, σ² - s²) with a whole μ, and let y be a whole number drawn with probability in proportion to
-        exp(-(y - x)²/2s²). Write e(t) = 2 Σ_{n>=1} exp(-2π²n²t²). By Poisson's summation formula Σ_j N(j - x; 0, s²) is
-        at least 1 - e(s), so that P[y = k] <= N(k; μ, σ²) / (1 - e(s)). A discrete Gaussian of parameter σ around μ has
-        probability at least N(k; μ, σ²) / (1 + e(σ)) at k. It therefore equals y except for a probability of e(s) +
-        e(σ), and y is computed from x. Whole numbers of ℓ2 sensitivity Δ change in at most Δ² places; the other places
-        reveal nothing. So a release is computed from the Gaussian one of variance σ² - s², except for a probability of
-        Δ² (e(s) + e(σ)), in which the release may reveal everything.
-
-        Smaller noise on values of Δ² < 4 is counted exactly: at most Δ² places change, each by one. Otherwise it is
-        counted by zero-concentrated DP (Canonne, Kamath & Steinke 2020, Theorem 4).
-        """
-        places = math.fsum(n * math.ceil(c.sensitivity**2) for c, n in whole.items())
+        places = list[int]()
+        for discrete, n in whole.items():
+            places.append(n * math.ceil(discrete.sensitivity**2))
         # s²; 5 exceeds 2 for each of two sums of e.
-        less = math.log(5 * max(places, 1.0) / UNLIKE) / (2 * math.pi**2)
-        for charge, n in whole.items():
-            if charge.scale**2 >= 2 * less:
-                noise = math.sqrt(charge.scale**2 - less)
-                self.ratios.append(math.sqrt(n) * charge.sensitivity / noise)
-                self.unlike = UNLIKE
-            elif charge.sensitivity**2 < _ONE_BY_ONE:
-                self.discrete[charge.scale] += n * math.floor(charge.sensitivity**2 + _WHOLE)
+        less = math.log(5 * max(math.fsum(places), 1.0) / UNLIKE) / (2 * math.pi**2)
+        for discrete, n in whole.items():
+            if discrete.scale**2 >= 2 * less:
+                noise = math.sqrt(discrete.scale**2 - less)
+                runs.ratios.append(math.sqrt(n) * discrete.sensitivity / noise)
+                runs.unlike = UNLIKE
+            elif discrete.sensitivity**2 < _ONE_BY_ONE:
+                runs.discrete[discrete.scale] += n * math.floor(discrete.sensitivity**2 + _WHOLE)
             else:
-                self.concentrated += n * (charge.sensitivity / charge.scale) ** 2 / 2
+                runs.concentrated += n * (discrete.sensitivity / discrete.scale) ** 2 / 2
+        return runs
 
     def cell(self, coarser: float) -> float:
         """Return the width of the grid's cells: small beside the losses of every run, if there is room for so many.
@@ -194,10 +192,16 @@ def _factors(charges: Charges, coarser: float) -> tuple[float, list[tuple[Any, i
     if ratio:
         # Gaussians add up exactly; composing their grids would round each of them up.
         factors.append((from_gaussian_mechanism(1 / ratio, value_discretization_interval=grid), 1))
-    factors += [(sampled_losses(*run, grid), n) for run, n in runs.sampled.items()]
-    factors += [(grouped_losses(*run, grid), n) for run, n in runs.grouped.items()]
-    factors += [(drawn_losses(*run, grid), n) for run, n in runs.drawn.items()]
-    factors += [(discrete_losses(scale, grid), n) for scale, n in runs.discrete.items()]
+    kinds: tuple[tuple[Callable[..., Any], Counter[Any]], ...] = (
+        (sampled_losses, runs.sampled),
+        (grouped_losses, runs.grouped),
+        (drawn_losses, runs.drawn),
+    )
+    for losses_of, kind in kinds:
+        for run, n in kind.items():
+            factors.append((losses_of(*run, grid), n))
+    for scale, n in runs.discrete.items():
+        factors.append((discrete_losses(scale, grid), n))
     if runs.concentrated:
         factors.append((concentrated_losses(runs.concentrated, grid), 1))
     stated = [(DifferentialPrivacyParameters(eps, 0.0), n) for eps, n in runs.pure.items()]
@@ -230,9 +234,15 @@ def tail_epsilons(charges: Charges, deltas: NDArray[np.float64], coarser: float 
         coarser: factor by which the grid is widened.
     """
     grid, factors = _factors(charges, coarser)
-    sides = [[(Losses.of(one._pmf_remove), n) for one, n in factors]]
+    removed = list[tuple[Losses, int]]()
+    for one, n in factors:
+        removed.append((Losses.of(one._pmf_remove), n))
+    sides = [removed]
     if not all(one._symmetric for one, _ in factors):
-        sides.append([(Losses.of(one._pmf_add), n) for one, n in factors])
+        added = list[tuple[Losses, int]]()
+        for one, n in factors:
+            added.append((Losses.of(one._pmf_add), n))
+        sides.append(added)
     epsilons = np.zeros(len(deltas))
     decades = np.floor(np.log10(deltas))
     for decade in np.unique(decades):

@@ -10,7 +10,6 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -83,7 +82,12 @@ def grouped_losses(noise: float, rate: float, size: int, grid: float) -> Any:
     low, high = -FARTHEST * noise, size + FARTHEST * noise
     top = math.ceil(max(float(loss(np.array([high]))[0]), -float(log_chances[0, 0])) / grid)
     eps = np.arange(-top, top + 1, dtype=np.float64) * np.float64(grid)
-    x = _inverse(loss, np.asarray(eps, dtype=np.float64), low, high)
+    # Bisection for the points x at which the loss, which rises, is ε.
+    x, above = np.full(len(eps), low), np.full(len(eps), high)
+    for _ in range(60):
+        middle = (x + above) / 2
+        beyond = loss(middle) > eps
+        x, above = np.where(beyond, x, middle), np.where(beyond, middle, above)
     removed = (chances * ndtr((k - x) / noise)).sum(0) - np.exp(eps) * ndtr(-x / noise)
     other = x[::-1]  # the threshold for a loss of -ε
     added = ndtr(other / noise) - np.exp(eps) * (chances * ndtr((other - k) / noise)).sum(0)
@@ -91,21 +95,6 @@ def grouped_losses(noise: float, rate: float, size: int, grid: float) -> Any:
     remove = create_pmf_pessimistic_connect_dots_fixed_gap(grid, -top, top, np.maximum(removed, least))
     add = create_pmf_pessimistic_connect_dots_fixed_gap(grid, -top, top, np.maximum(added, least))
     return PrivacyLossDistribution(remove, add)
-
-
-def _inverse(
-    function: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    values: NDArray[np.float64],
-    low: float,
-    high: float,
-) -> NDArray[np.float64]:
-    """Return the points (n,) between two bounds at which a rising function has these values (n,), by bisection."""
-    below, above = np.full(len(values), low), np.full(len(values), high)
-    for _ in range(60):
-        middle = (below + above) / 2
-        beyond = function(middle) > values
-        below, above = np.where(beyond, below, middle), np.where(beyond, middle, above)
-    return below
 
 
 @lru_cache(maxsize=16)
@@ -167,20 +156,14 @@ def concentrated_losses(rho: float, grid: float) -> Any:
     above = np.minimum(np.exp(np.minimum(bounds.min(0), 0.0)), 1.0)
     below = -np.expm1(-eps[:0:-1]) + np.exp(-eps[:0:-1]) * above[:0:-1]
     places, deltas = np.concatenate([-cells[:0:-1], cells]), np.concatenate([below, above])
-    corners = _hull(np.exp(places * grid), deltas)
-    return PrivacyLossDistribution(
-        create_pmf_pessimistic_connect_dots(grid, places[corners], deltas[corners])
-    )
-
-
-def _hull(x: NDArray[np.float64], y: NDArray[np.float64]) -> list[int]:
-    """Return the indices of the points (n,) on the lower convex hull; x is ascending."""
-    corners: list[int] = []
+    x, corners = np.exp(places * grid), list[int]()
     for i in range(len(x)):
         while len(corners) > 1:
             a, b = corners[-2:]
-            if (y[b] - y[a]) * (x[i] - x[a]) < (y[i] - y[a]) * (x[b] - x[a]):
+            if (deltas[b] - deltas[a]) * (x[i] - x[a]) < (deltas[i] - deltas[a]) * (x[b] - x[a]):
                 break
             corners.pop()
         corners.append(i)
-    return corners
+    return PrivacyLossDistribution(
+        create_pmf_pessimistic_connect_dots(grid, places[corners], deltas[corners])
+    )

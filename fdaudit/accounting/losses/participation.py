@@ -45,7 +45,8 @@ def sensitivity(matrix: ArrayLike, separation: int, participations: int) -> floa
         raise ValueError(f"sensitivity: a matrix of shape {C.shape} is no lower-triangular square.")
     products = np.abs(C.T @ C)
     n = len(C)
-    farthest = max((i - j for i, j in zip(*np.nonzero(products), strict=True)), default=0)
+    rows, columns = np.nonzero(products)
+    farthest = int(np.max(rows - columns, initial=0))
     diagonals = np.zeros((farthest + 1, n))
     for offset in range(farthest + 1):
         diagonals[offset, offset:] = np.diagonal(products, -offset)

@@ -105,7 +105,17 @@ def tail(side: Sequence[tuple[Losses, int]], grid: float, deltas: Values) -> Val
     if not np.any(finite > 0):
         return np.full(len(deltas), np.inf)
     tilt = _saddle(side, grid, float(finite[finite > 0].min()))
-    first, length = _window(side, tilt)
+    # Outside these cells the tilted loss has no probability to speak of: by Chernoff's bound, P(loss > x) is at most
+    # exp(K(s) - K(0) - sx) for every s > 0, and in the same way below.
+    first = last = 0
+    for loss, n in side:
+        first += n * int(loss.cells[0])
+        last += n * int(loss.cells[-1])
+    base = _cumulant(side, tilt)
+    for s in tilt * np.geomspace(1e-2, 1e2, 17):
+        last = min(last, math.ceil((_cumulant(side, tilt + s) - base + _UNSEEN) / s))
+        first = max(first, math.floor((base - _cumulant(side, tilt - s) - _UNSEEN) / s))
+    length = 1 << math.ceil(math.log2(last - first + 1))
     total: NDArray[np.complex128] = np.ones(length // 2 + 1, dtype=np.complex128)
     offset, log_mass = 0, 0.0
     for loss, n in side:
@@ -133,26 +143,14 @@ def _saddle(side: Sequence[tuple[Losses, int]], grid: float, delta: float) -> fl
     low, high = 1e-9 * grid, 1e5 * grid
     while high / low > 1 + 1e-3:
         tilt = math.sqrt(low * high)
-        exponent = math.fsum(n * (loss.tilted(tilt)[1] - tilt * loss.mean(tilt)) for loss, n in side)
-        if exponent > math.log(delta):
+        exponents = list[float]()
+        for loss, n in side:
+            exponents.append(n * (loss.tilted(tilt)[1] - tilt * loss.mean(tilt)))
+        if math.fsum(exponents) > math.log(delta):
             low = tilt
         else:
             high = tilt
     return low
-
-
-def _window(side: Sequence[tuple[Losses, int]], tilt: float) -> tuple[int, int]:
-    """Return the first cell, and the number of cells, outside which the tilted loss has no probability to speak of.
-
-    By Chernoff's bound, P(loss > x) <= exp(K(s) - K(0) - sx) for every s > 0, and in the same way below.
-    """
-    least = sum(n * int(loss.cells[0]) for loss, n in side)
-    most = sum(n * int(loss.cells[-1]) for loss, n in side)
-    base = _cumulant(side, tilt)
-    for s in tilt * np.geomspace(1e-2, 1e2, 17):
-        most = min(most, math.ceil((_cumulant(side, tilt + s) - base + _UNSEEN) / s))
-        least = max(least, math.floor((base - _cumulant(side, tilt - s) - _UNSEEN) / s))
-    return least, 1 << math.ceil(math.log2(most - least + 1))
 
 
 def _least_epsilon(values: Values, mass: Values, delta: float) -> float:

@@ -45,7 +45,20 @@ def utility_of(run: Path, case: Case) -> Utility:
     Raises:
         IntegrityError: the table cannot be read, or is not one.
     """
-    rows, measurement = _utility_rows(run), measurement_of(case.dataset.task)
+    rows = []  # about all test records: numbers as floats, and NaN for an empty cell
+    try:
+        text = read_file(run / "utility.csv", TABLE_BYTES).decode("utf-8")
+        for cells in csv.DictReader(io.StringIO(text)):
+            row = SimpleNamespace(
+                line=cells.pop("line"), party=cells.pop("party"), round=int(cells.pop("round"))
+            )
+            for name, cell in cells.items():
+                setattr(row, name, float(cell or "nan"))
+            if math.isnan(getattr(row, "site", math.nan)):
+                rows.append(row)
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise _unreadable(error) from None
+    measurement = measurement_of(case.dataset.task)
     by_line: dict[str, list[SimpleNamespace]] = {}
     for row in rows:
         by_line.setdefault(row.line, []).append(row)
@@ -74,28 +87,6 @@ def reference_near_chance(utility: Utility, case: Case) -> Iterator[str]:
         return
     for line in near_chance(utility.final, utility.curve, "centralized", _chance(case)):
         yield f"Compare nothing with the line `centralized`. {line}"
-
-
-def _utility_rows(run: Path) -> list[SimpleNamespace]:
-    """Return the rows of `utility.csv` about all test records: numbers as floats, and NaN for an empty cell.
-
-    Raises:
-        IntegrityError: it cannot be read, or is not a table.
-    """
-    rows = []
-    try:
-        text = read_file(run / "utility.csv", TABLE_BYTES).decode("utf-8")
-        for cells in csv.DictReader(io.StringIO(text)):
-            row = SimpleNamespace(
-                line=cells.pop("line"), party=cells.pop("party"), round=int(cells.pop("round"))
-            )
-            for name, cell in cells.items():
-                setattr(row, name, float(cell or "nan"))
-            if math.isnan(getattr(row, "site", math.nan)):
-                rows.append(row)
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise _unreadable(error) from None
-    return rows
 
 
 def _unreadable(error: Exception) -> IntegrityError:

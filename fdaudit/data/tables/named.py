@@ -37,9 +37,9 @@ def named_table(name: str) -> tuple[Sheet, str]:
     else:
         bunch = load_wine()
         provenance = "Wine (Aeberhard and Forina 1992), CC BY 4.0."
-    columns: dict[str, NDArray[Any]] = {
-        str(column): bunch.data[:, k].astype(np.float64) for k, column in enumerate(bunch.feature_names)
-    }
+    columns: dict[str, NDArray[Any]] = {}
+    for k, column in enumerate(bunch.feature_names):
+        columns[str(column)] = bunch.data[:, k].astype(np.float64)
     columns[LABEL] = np.array([str(bunch.target_names[c]) for c in bunch.target], dtype=object)
     return Sheet(name, columns), provenance
 

@@ -104,12 +104,29 @@ def _column(
     _refuse_missing(sheet, name, values, spec.names)
     numbers = _numbers(values) if kind != "category" else None
     if kind == "number" and numbers is None:
-        row = next(i for i, value in enumerate(values) if _number(value) is None)
+        row = 0
+        while _number(values[row]) is not None:
+            row += 1
         problem = f"has {str(values[row])[:40]!r} in column {name[:80]!r}, which is no number"
         remedy = "Correct it, or describe the column with `kind: category`."
         raise sheet.unfit(problem, remedy, row)
     if numbers is None:
-        return _category(sheet, name, values, spec.names)
+        texts = list(map(_named, values))
+        categories = spec.names or tuple(sorted(set(texts)))
+        if len(categories) > _MOST_CATEGORIES:
+            many = f"{len(categories):,} different values"
+            problem = f"has {many} in column {name[:80]!r}, more than {_MOST_CATEGORIES:,}"
+            remedy = "Describe it under `dataset.columns` with `kind: ignored`, or group its values."
+            raise sheet.unfit(problem, remedy)
+        place = {category: k for k, category in enumerate(categories)}
+        entries = np.zeros((len(texts), len(categories)), dtype=np.float64)
+        for row, text in enumerate(texts):
+            if text not in place:
+                problem = f"has {text[:40]!r} in column {name[:80]!r}, which is not among its categories"
+                remedy = f"Add it to `dataset.columns.{name[:80]}.categories`, or correct the row."
+                raise sheet.unfit(problem, remedy, row)
+            entries[row, place[text]] = 1
+        return Column(name=name, categories=categories, stated=bool(spec.names)), entries
     wrong = np.flatnonzero(~(np.abs(numbers) <= _LARGEST))
     if len(wrong):
         problem = f"has {numbers[wrong[0]]:g} in column {name[:80]!r}"
@@ -118,26 +135,6 @@ def _column(
     mean, scale = spec.mean or 0.0, spec.scale or 1.0
     column = Column(name=name, mean=mean, scale=scale, stated=spec.scale is not None)
     return column, ((numbers - mean) / scale)[:, None]
-
-
-def _category(
-    sheet: Sheet, name: str, values: NDArray[Any], stated: tuple[str, ...]
-) -> tuple[Column, NDArray[np.float64]]:
-    texts = list(map(_named, values))
-    categories = stated or tuple(sorted(set(texts)))
-    if len(categories) > _MOST_CATEGORIES:
-        problem = f"has {len(categories):,} different values in column {name[:80]!r}, more than {_MOST_CATEGORIES:,}"
-        remedy = "Describe it under `dataset.columns` with `kind: ignored`, or group its values."
-        raise sheet.unfit(problem, remedy)
-    number = {category: k for k, category in enumerate(categories)}
-    entries = np.zeros((len(texts), len(categories)), dtype=np.float64)
-    for row, text in enumerate(texts):
-        if text not in number:
-            problem = f"has {text[:40]!r} in column {name[:80]!r}, which is not among its categories"
-            remedy = f"Add it to `dataset.columns.{name[:80]}.categories`, or correct the row."
-            raise sheet.unfit(problem, remedy, row)
-        entries[row, number[text]] = 1
-    return Column(name=name, categories=categories, stated=bool(stated)), entries
 
 
 def _labels(sheet: Sheet, name: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -171,15 +168,17 @@ def _quantity(sheet: Sheet, name: str, problem: str) -> DataError:
 
 def _refuse_missing(sheet: Sheet, name: str, values: NDArray[Any], allowed: tuple[str, ...]) -> None:
     """Refuse a column with missing values, unless they are stated as a category."""
+    gone = list[int]()
     if values.dtype.kind == "f":
-        gone = np.flatnonzero(np.isnan(values))
+        gone = np.flatnonzero(np.isnan(values)).tolist()
     else:
-        gone = np.array([i for i, v in enumerate(values) if v.lower() in _MISSING and v not in allowed])
-    if len(gone):
-        row = int(gone[0])
+        for row, value in enumerate(values):
+            if value.lower() in _MISSING and value not in allowed:
+                gone.append(row)
+    if gone:
         problem = f"has no value in column {name[:80]!r} ({len(gone):,} of {len(values):,} rows have none)"
         remedy = "Fill them in or remove the rows. If it is a category, list it in the column's `categories`."
-        raise sheet.unfit(problem, remedy, row)
+        raise sheet.unfit(problem, remedy, gone[0])
 
 
 def _numbers(values: NDArray[Any]) -> NDArray[np.float64] | None:

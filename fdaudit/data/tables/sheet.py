@@ -77,9 +77,29 @@ def sheet_in(file: Path) -> Sheet:
         return sheet_of_arrays(read_arrays(file, names, FIELD), str(file))
     if suffix in _PARQUET:
         return _in_parquet(file)
-    if suffix in (".csv", *_TABS):
-        return _in_text(file, "\t" if suffix in _TABS else ",")
-    raise DataError(FIELD, str(file), "is no .csv, .tsv, .npz or .parquet file", "Store the table as one.")
+    if suffix not in (".csv", *_TABS):
+        raise DataError(
+            FIELD, str(file), "is no .csv, .tsv, .npz or .parquet file", "Store the table as one."
+        )
+    rows = read_rows(file, "\t" if suffix in _TABS else ",")
+    header = next(rows, None)
+    if header is None:
+        raise DataError(FIELD, str(file), "is empty", "Begin it with the names of its columns.")
+    headings = [name.strip() for name in header.fields]
+    _refuse_names(headings, str(file))
+    columns: list[list[str]] = [[] for _ in headings]
+    lines = list[int]()
+    for line, fields in rows:
+        if len(fields) != len(headings):
+            raise damaged(file, line, f"has {len(fields)} fields, not {len(headings)}")
+        lines.append(line)
+        _refuse_size(len(headings), len(lines), str(file))
+        for column, field in zip(columns, fields, strict=True):
+            column.append(field.strip())
+    cells = dict[str, NDArray[Any]]()
+    for name, column in zip(headings, columns, strict=True):
+        cells[name] = _plain(np.array(column, dtype=object))
+    return Sheet(str(file), cells, lines)
 
 
 def sheet_of_arrays(arrays: Mapping[str, NDArray[Any]], source: str) -> Sheet:
@@ -132,28 +152,6 @@ def sheet_of_frame(frame: pd.DataFrame, source: str) -> Sheet:
             texts.append(_text(value))
         columns[str(name)] = np.array(texts, dtype=object)
     return Sheet(source, columns)
-
-
-def _in_text(file: Path, delimiter: str) -> Sheet:
-    rows = read_rows(file, delimiter)
-    header = next(rows, None)
-    if header is None:
-        raise DataError(FIELD, str(file), "is empty", "Begin it with the names of its columns.")
-    names = [name.strip() for name in header.fields]
-    _refuse_names(names, str(file))
-    columns: list[list[str]] = [[] for _ in names]
-    lines = list[int]()
-    for line, fields in rows:
-        if len(fields) != len(names):
-            raise damaged(file, line, f"has {len(fields)} fields, not {len(names)}")
-        lines.append(line)
-        _refuse_size(len(names), len(lines), str(file))
-        for column, field in zip(columns, fields, strict=True):
-            column.append(field.strip())
-    cells = dict[str, NDArray[Any]]()
-    for name, column in zip(names, columns, strict=True):
-        cells[name] = _plain(np.array(column, dtype=object))
-    return Sheet(str(file), cells, lines)
 
 
 def _in_parquet(file: Path) -> Sheet:

@@ -40,9 +40,10 @@ def read_texts(file: Path, numbering: Numbering) -> RawData:
     """
     rows = read_rows(file, "\t" if file.suffix.lower() == ".tsv" else ",")
     header = next(rows, DelimitedRow(1, [])).fields
-    if missing := [name for name in ("text", "label") if header.count(name) != 1]:
-        problem = f"has no column {missing[0]}, or several" if header else "is empty"
-        raise DataError(FIELD, str(file), problem, "Begin it with the names of its columns: text,label.")
+    for name in ("text", "label"):
+        if header.count(name) != 1:
+            problem = f"has no column {name}, or several" if header else "is empty"
+            raise DataError(FIELD, str(file), problem, "Begin it with the names of its columns: text,label.")
     text, label = header.index("text"), header.index("label")
     group = header.index("group") if header.count("group") == 1 else None
     x, y, origins, groups = _records(file, rows, len(header), (text,), label, 0, numbering, group)

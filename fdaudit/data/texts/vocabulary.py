@@ -37,7 +37,10 @@ def known_words(dataset: Dataset, public: Tensor, most: int) -> Dataset:
         problem = "leave no text to take a vocabulary from"
         raise DataError("splits", "proxy and auxiliary", problem, "Raise splits.proxy or splits.auxiliary.")
     count = torch.bincount(dataset.x[public].flatten(), minlength=len(dataset.words)).tolist()
-    present = [n for n in range(len(SPECIAL), len(count)) if count[n]]
+    present = list[int]()
+    for n in range(len(SPECIAL), len(count)):
+        if count[n]:
+            present.append(n)
     present.sort(key=lambda n: (-count[n], dataset.words[n]))
     frequent = present[: most - len(SPECIAL)]
     number = torch.full((len(dataset.words),), UNKNOWN)

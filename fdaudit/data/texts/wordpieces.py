@@ -53,14 +53,20 @@ class Pieces:
     @cached_property
     def rows(self) -> tuple[int, ...]:
         """Return the place in the file of each of `words`."""
-        first = [self.listed.index(name) for name in (_PADDING, _UNKNOWN)]
-        apart = {*first, *self.marks}
-        return (*first, *(n for n in range(len(self.listed)) if n not in apart))
+        rows = [self.listed.index(_PADDING), self.listed.index(_UNKNOWN)]
+        apart = {*rows, *self.marks}
+        for n in range(len(self.listed)):
+            if n not in apart:
+                rows.append(n)
+        return tuple(rows)
 
     @cached_property
     def words(self) -> tuple[str, ...]:
         """Return the pieces that texts are made of, by number."""
-        return (*SPECIAL, *(self.listed[n] for n in self.rows[len(SPECIAL) :]))
+        words = list[str](SPECIAL)
+        for n in self.rows[len(SPECIAL) :]:
+            words.append(self.listed[n])
+        return tuple(words)
 
     @property
     def marks(self) -> tuple[int, int]:
@@ -168,8 +174,9 @@ def _no_vocabulary(listed: tuple[str, ...]) -> str | None:
     if len(listed) > _MOST:
         return f"has {len(listed):,} lines, more than {_MOST:,}"
     seen = set(listed)
-    if missing := [name for name in (_PADDING, _UNKNOWN, *_MARKS) if name not in seen]:
-        return f"has no piece {missing[0]}"
+    for name in (_PADDING, _UNKNOWN, *_MARKS):
+        if name not in seen:
+            return f"has no piece {name}"
     if len(seen) < len(listed):
         (twice, _), *_ = Counter(listed).most_common(1)
         return f"lists {twice[:40]!r} twice"

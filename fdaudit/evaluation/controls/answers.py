@@ -158,7 +158,10 @@ def _by_heart(
                 Job(party=f"client/{k}", parameters=weights, x=inputs, targets=targets, batches=batches)
             )
         fitted = trainer.fit(jobs, fit)
-        models = [settled(trainer, f.parameters, job.x) for f, job in zip(fitted, jobs, strict=True)]
+        by_client = list[Parameters]()
+        for outcome, job in zip(fitted, jobs, strict=True):
+            by_client.append(settled(trainer, outcome.parameters, job.x))
+        models = by_client
         accuracy = float((trainer.predict(models[0], x).argmax(1) == y).double().mean())
         if accuracy == 1:
             break

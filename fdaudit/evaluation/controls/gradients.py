@@ -146,7 +146,10 @@ def _as_in_the_run(case: Case, most: int) -> tuple[FedAvgConfig, int]:
     )
     if upload == "gradient":  # it is of one batch, whatever else a card says of the training
         local = ("batch_size", "clip")
-    settings = {name: config[name] for name in local if config.get(name) is not None}
+    settings: dict[str, Any] = {}
+    for name in local:
+        if config.get(name) is not None:
+            settings[name] = config[name]
     if (loss := config.get("loss")) is not None and loss.get("function") is None:
         settings["loss"] = loss  # one of the user's own is not FedAvg's to run
     kinds = {m["kind"] for m in case.declared_messages if m["from"] == "client"}
@@ -157,7 +160,10 @@ def _as_in_the_run(case: Case, most: int) -> tuple[FedAvgConfig, int]:
     weighting = "samples" if "sample_count" in kinds else "uniform"
     fedavg = validate(FedAvg.Config, {"rounds": 1, "upload": upload, "weighting": weighting, **settings})
     one_batch = upload == "gradient" or config.get("local_steps") == 1
-    size = sum(len(case.records(k)[1]) for k in case.clients) // len(case.clients)
+    records_of_all = 0
+    for k in case.clients:
+        records_of_all += len(case.records(k)[1])
+    size = records_of_all // len(case.clients)
     records = min(fedavg.batch_size, size) if one_batch else size
     return fedavg, max(1, min(records, most))
 

@@ -107,8 +107,12 @@ class Rehearsed:
         guesses = run_attack(attack, view, trial, None if oracle is None else reply)
         if isinstance(guesses, str):
             return Figure(name="auc", value=None, unavailable=f"does not apply to the rehearsal: {guesses}")
-        scores = {g.target: g.scores for g in guesses if isinstance(g, Membership)}
-        members = {k: self.members(k) for k in scores}
+        scores = {}
+        members = {}
+        for guess in guesses:
+            if isinstance(guess, Membership):
+                scores[guess.target] = guess.scores
+                members[guess.target] = self.members(guess.target)
         draws = draws_of(self.case.seed, "power", sorted(scores))
         return pooled_auc(scores, members, task.challenges, draws)
 

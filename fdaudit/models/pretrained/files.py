@@ -171,9 +171,12 @@ def _read(folder: Path, place: Path, limit: Limit) -> bytes:
     try:
         return read_file(place, limit)
     except FileNotFoundError:
-        pickled = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+        pickled = list[str]()
+        for file in folder.glob("*"):
+            if file.suffix in (".bin", ".pt", ".pth", ".ckpt"):
+                pickled.append(file.name)
         if place.name == WEIGHTS_FILE and pickled:
-            problem = f"has no {WEIGHTS_FILE}; {pickled[0]}, a pickle that may run code, is not read"
+            problem = f"has no {WEIGHTS_FILE}; {min(pickled)}, a pickle that may run code, is not read"
         else:
             problem = f"has no {place.name}" if folder.is_dir() else "is no folder"
         raise SpecError(FIELD, str(folder), problem, _GET) from None

@@ -19,7 +19,7 @@ from fdaudit.result import Roc, Target, noted
 from fdaudit.scoring.goals.scorer import CheckedTask, GoalScorer, Scores
 from fdaudit.scoring.goals.submission import Reader, Submission, Text
 from fdaudit.tasks import labels_of
-from fdaudit.types import Challenge, Figure
+from fdaudit.types import Figure
 
 __all__ = ["NO_COINS", "MembershipGuess", "MembershipScorer"]
 
@@ -129,10 +129,26 @@ class MembershipScorer(GoalScorer[Membership]):
         """
         if self.case.design != "observational":
             return ()
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.preprocessing import StandardScaler
+
         values, members = [], []
         for guess in guesses:
             challenge, member = self.truth.challenge(guess.target)
-            values.append(_predicted(challenge, member, self.scores.draws("blind", [guess])))
+            generator = self.scores.draws("blind", [guess])
+            y = labels_of(challenge.y).as_numbers(challenge.y)
+            inputs = StandardScaler().fit_transform(torch.cat([challenge.x.flatten(1), y.float()], 1).numpy())
+            truth, scores = member.numpy(), np.zeros(len(member))
+            part = np.empty(len(truth), dtype=np.int64)
+            for group in (truth, ~truth):  # members and others in equal shares of every part
+                rows = generator.permutation(np.flatnonzero(group))
+                part[rows] = np.arange(len(rows)) % _FOLDS
+            for fold in range(_FOLDS):
+                rest = part != fold
+                if len(set(truth[rest])) == 2 and not rest.all():
+                    model = LogisticRegression(C=0.01, max_iter=1000).fit(inputs[rest], truth[rest])
+                    scores[~rest] = model.decision_function(inputs[~rest])
+            values.append(torch.from_numpy(scores))
             members.append(member)
         figure = auc_figure(torch.cat(values), torch.cat(members), self.scores.draws("auc_blind", guesses))
         return (noted(replace(figure, name="auc_blind", p=None), NO_COINS),)
@@ -174,23 +190,3 @@ def _rehearsed(guesses: Sequence[Membership]) -> list[Figure]:
     value = sum(shares) / len(shares)
     note = "of known coins in rehearsed federations or left-out shadows; the attack's own figure"
     return [Figure(name="pair_accuracy_rehearsed", value=value, unit="fraction", note=note)]
-
-
-def _predicted(challenge: Challenge, member: Tensor, generator: np.random.Generator) -> Tensor:
-    """Return (n,) how much each candidate looks like a member, by a classifier fitted to the other parts."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
-    y = labels_of(challenge.y).as_numbers(challenge.y)
-    inputs = StandardScaler().fit_transform(torch.cat([challenge.x.flatten(1), y.float()], 1).numpy())
-    truth, scores = member.numpy(), np.zeros(len(member))
-    part = np.empty(len(truth), dtype=np.int64)
-    for group in (truth, ~truth):  # members and others in equal shares of every part
-        rows = generator.permutation(np.flatnonzero(group))
-        part[rows] = np.arange(len(rows)) % _FOLDS
-    for fold in range(_FOLDS):
-        rest = part != fold
-        if len(set(truth[rest])) == 2 and not rest.all():
-            model = LogisticRegression(C=0.01, max_iter=1000).fit(inputs[rest], truth[rest])
-            scores[~rest] = model.decision_function(inputs[~rest])
-    return torch.from_numpy(scores)

@@ -99,9 +99,12 @@ def scored(by_target: Mapping[str, Mapping[str, Figure]], case: Case) -> tuple[F
     """
     over_models = []
     for name in next(iter(by_target.values())):
-        figures = {target: by_name[name] for target, by_name in by_target.items()}
+        figures, p_values = dict[str, Figure](), list[float]()
+        for target, by_name in by_target.items():
+            figure = figures[target] = by_name[name]
+            if figure.p is not None:
+                p_values.append(figure.p)
         mean, worst = mean_and_worst(figures, draws_of(case.seed, name, list(by_target)))
-        p_values = [figure.p for figure in figures.values() if figure.p is not None]
         p = None
         if p_values:
             p = min(1.0, len(p_values) * min(p_values))

@@ -145,8 +145,10 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
         rows = [self.truth.rows(guess) for guess in guesses]
         tests = partial(gallery_tests, self.case, guesses, rows, clients)
         identification = self.scores.once("identification", guesses, tests, beside=clients)
-        targets = []
+        targets, notes = [], dict[str, None]()
         for guess in guesses:
+            if guess.note:
+                notes[guess.note] = None
             score = self.compared([guess], assumed)
             figures = [noted(figure, guess.note, "psnr") for figure in score.figures.values()]
             figures += self._evaluated([guess], assumed, together=False)
@@ -155,7 +157,7 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
             targets.append(
                 Target(target=guess.target, messages=guess.messages, figures=tuple(figures), images=images)
             )
-        note = "; ".join(dict.fromkeys(guess.note for guess in guesses if guess.note))
+        note = "; ".join(notes)
         figures = [noted(figure, note, "psnr") for figure in whole.figures.values()]
         figures += self._evaluated(guesses, assumed, together=True)
         figures += self.scores.once("distances", guesses, lambda draws: self._distances(guesses))
@@ -222,14 +224,18 @@ class ReconstructionScorer(GoalScorer[Reconstruction]):
 
     def _distances(self, guesses: Sequence[Reconstruction]) -> tuple[Figure, ...]:
         """Measure the distance between all guesses and all true images as sets: FID, and the task encoder's."""
-        guess = torch.cat([g.images for g in guesses])
-        truth = torch.cat([self.truth.records(g)[0] for g in guesses])
-        if min(len(guess), len(truth)) < 2:
+        guess_images, true_images = list[Tensor](), list[Tensor]()
+        for guess in guesses:
+            guess_images.append(guess.images)
+            true_images.append(self.truth.records(guess)[0])
+        images, truth = torch.cat(guess_images), torch.cat(true_images)
+        if min(len(images), len(truth)) < 2:
             why = "a distance between sets needs at least two images on each side"
-            return tuple(Figure(name=n, value=None, unavailable=why) for n in ("fid", "frechet_task_encoder"))
-        fid = fid_figure(guess, truth)
+            fid = Figure(name="fid", value=None, unavailable=why)
+            return fid, Figure(name="frechet_task_encoder", value=None, unavailable=why)
+        fid = fid_figure(images, truth)
         if self.inputs.encode is not None:
-            return fid, task_encoder_distance(guess, truth, self.inputs.encode, TaskEncoder.name)
+            return fid, task_encoder_distance(images, truth, self.inputs.encode, TaskEncoder.name)
         why = "bring auxiliary records"
         if self.case.dataset.task.labels.dense:
             why = "the encoder learns classes, and masks are none"

@@ -137,11 +137,17 @@ def refuse_other_senders(guess: Guess, messages: Sequence[int], view: View) -> N
     Raises:
         ValueError: it is one.
     """
-    senders = {m.seq: guess.target if m.fields.get(SUM) else m.sender for m in view.messages}
-    sent_by = {senders.get(seq, "nobody in this view") for seq in messages}
-    others = sorted(s for s in sent_by - {guess.target} if role(s) != "server")
-    if others or guess.target not in sent_by:
-        named_parties = others or "the server alone"
+    sender_of = dict[int, str]()
+    for message in view.messages:
+        sender_of[message.seq] = guess.target if message.fields.get(SUM) else message.sender
+    senders, others = set[str](), set[str]()
+    for seq in messages:
+        sender = sender_of.get(seq, "nobody in this view")
+        senders.add(sender)
+        if sender != guess.target and role(sender) != "server":
+            others.add(sender)
+    if others or guess.target not in senders:
+        named_parties = sorted(others) or "the server alone"
         raise ValueError(f"{guess.target}: its reconstruction names messages of {named_parties}, not its own")
 
 

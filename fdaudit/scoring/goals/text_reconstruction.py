@@ -82,8 +82,10 @@ class TextScorer(GoalScorer[TextReconstruction]):
             shared_words = sorted(own.words & bag(own.truth), reverse=True)
             names = [data.words[word] for word in shared_words[:_MOST_SHOWN]]
             note = f"rare words recovered: {', '.join(names)}" if names else ""
-            figures = tuple(noted(figure, note, "token_f1") for figure in figures_of([guess], [own]))
-            targets.append(Target(target=guess.target, messages=guess.messages, figures=figures))
+            figures = list[Figure]()
+            for figure in figures_of([guess], [own]):
+                figures.append(noted(figure, note, "token_f1"))
+            targets.append(Target(target=guess.target, messages=guess.messages, figures=tuple(figures)))
         return tuple(whole), tuple(targets)
 
     def _recovered(self, guess: TextReconstruction) -> Recovered:

@@ -65,7 +65,12 @@ def _differentiate_twice(loss: Tensor, x: Tensor, module: nn.Module) -> None:
     leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(loss, leaves or [x], create_graph=True, allow_unused=True)
     # Into every leaf, because a function that is differentiable once is silently left out on the way to x alone.
-    torch.stack([g.square().sum() for g in gradients if g is not None]).sum().backward()
+    squares: list[Tensor] = []
+    for gradient in gradients:
+        if gradient is not None:
+            square = gradient.square()
+            squares.append(square.sum())
+    torch.stack(squares).sum().backward()
     if x.grad is None:
         raise RuntimeError("the gradient does not depend on the images")
 
@@ -78,7 +83,10 @@ def _layer_of_one_backward(module: nn.Module, x: Tensor) -> str:
         if len(arguments) == 1 and isinstance(arguments[0], Tensor) and arguments[0].is_floating_point():
             inputs.setdefault(name, arguments[0].detach().clone())
 
-    layers = {name: layer for name, layer in module.named_modules() if name and not list(layer.children())}
+    layers: dict[str, nn.Module] = {}
+    for name, layer in module.named_modules():
+        if name and not list(layer.children()):
+            layers[name] = layer
     with ExitStack() as hooks, torch.no_grad():
         for name, layer in layers.items():
             hooks.enter_context(layer.register_forward_pre_hook(partial(keep, name)))
