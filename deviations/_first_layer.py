@@ -30,7 +30,16 @@ class CraftedFirstLayer(CraftedModel):
     def __init__(self, config: CraftedRounds, knowledge: Knowledge) -> None:
         super().__init__(config, knowledge)
         layer = first_linear(self.module, self.network.input_shape)
-        if layer is None or not _rectified(self.module, layer):
+        # Layers with parameters, and functions, as they follow one another.
+        names, leaves = list[str](), list[nn.Module]()
+        for name, module in self.module.named_modules():
+            if not list(module.children()):
+                names.append(name)
+                leaves.append(module)
+        follower = None
+        if layer is not None and layer != names[-1]:
+            follower = leaves[names.index(layer) + 1]
+        if layer is None or not isinstance(follower, nn.ReLU):
             problem = "does not start with a fully connected layer that a ReLU follows"
             remedy = "Choose such a network, for example 'mlp'."
             raise SpecError("model.name", self.network.name, problem, remedy)
@@ -51,11 +60,3 @@ class CraftedFirstLayer(CraftedModel):
         linear = [name for name, m in self.module.named_modules() if isinstance(m, nn.Linear)]
         after = linear[linear.index(self.layer) + 1 :]
         return after[0] if after else ""
-
-
-def _rectified(module: nn.Module, layer: str) -> bool:
-    """Return whether the layer with parameters or a function that follows a layer is a ReLU."""
-    leaves = [(name, m) for name, m in module.named_modules() if not list(m.children())]
-    names = [name for name, _ in leaves]
-    after = leaves[names.index(layer) + 1 : names.index(layer) + 2]
-    return bool(after) and isinstance(after[0][1], nn.ReLU)

@@ -103,26 +103,11 @@ class CandidateNeurons(CraftedModel):
         # As many candidates as there are neurons, from where the turn before ended.
         candidates = (torch.arange(min(count, layer.neurons)) + turn * layer.neurons) % count
         weight = model[layer.weight]
-        rows, thresholds = self._neurons(model, candidates)
-        answers = torch.zeros_like(model[layer.answers])
-        for neuron, y in enumerate(self._y[candidates].tolist()):
-            answers[y, layer.neuron == neuron] = -1.0
-        return {
-            layer.weight: rows.reshape(weight.shape).to(weight),
-            layer.bias: -thresholds.to(model[layer.bias]),
-            layer.answers: answers,
-            layer.answers_bias: torch.zeros_like(model[layer.answers_bias]),
-        }
-
-    def _neurons(self, model: Mapping[str, Tensor], candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rows (m, d) of weights and thresholds (m,) of all neurons; the first k detect the candidates (k,).
-
-        The others are silent, and so is that of a candidate that other records equal.
-        """
-        inputs = self._layer.inputs(model, torch.cat([self._x, self._records]))
+        inputs = layer.inputs(model, torch.cat([self._x, self._records]))
         whiten = _Whitening(inputs.flatten(0, 1))
-        rows = torch.zeros(self._layer.neurons, inputs.shape[2], dtype=torch.float64)
-        thresholds = torch.ones(self._layer.neurons, dtype=torch.float64)
+        # The other neurons are silent, and so is that of a candidate that other records equal.
+        rows = torch.zeros(layer.neurons, inputs.shape[2], dtype=torch.float64)
+        thresholds = torch.ones(layer.neurons, dtype=torch.float64)
         for neuron, candidate in enumerate(candidates.tolist()):
             own = inputs[candidate, :: -(-inputs.shape[1] // _PATCHES)]
             others = torch.cat([inputs[:candidate], inputs[candidate + 1 :]]).flatten(0, 1)
@@ -135,7 +120,15 @@ class CandidateNeurons(CraftedModel):
                 threshold = low + _NEAR * (high - low)
                 scale = self._activation / (high - threshold)
                 rows[neuron], thresholds[neuron] = scale * directions[best], scale * threshold
-        return rows, thresholds
+        answers = torch.zeros_like(model[layer.answers])
+        for neuron, y in enumerate(self._y[candidates].tolist()):
+            answers[y, layer.neuron == neuron] = -1.0
+        return {
+            layer.weight: rows.reshape(weight.shape).to(weight),
+            layer.bias: -thresholds.to(model[layer.bias]),
+            layer.answers: answers,
+            layer.answers_bias: torch.zeros_like(model[layer.answers_bias]),
+        }
 
 
 class _Whitening:

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fdaudit.adversary.knowledge import Knowledge
 from fdaudit.registry import DeviationCard
@@ -56,7 +55,17 @@ class ChosenFew:
         turn = (draft.round * self._config.few) % len(uploads)
         chosen = (uploads[turn:] + uploads[:turn])[: self._config.few]
         if draft.kind == "vote_counts":
-            tensors = {**draft.tensors, "counts": _counts(draft, chosen)}
+            counts = torch.zeros_like(draft.tensors["counts"])
+            n, classes = counts.shape
+            requested = draft.tensors.get("index", torch.arange(n)).tolist()
+            row_of = {sample: row for row, sample in enumerate(requested)}
+            for ballot in chosen:
+                votes = ballot.tensors["values"].tolist()
+                samples = ballot.tensors["index"].tolist() if "index" in ballot.tensors else range(len(votes))
+                for sample, vote in zip(samples, votes, strict=True):
+                    if sample in row_of and 0 <= vote < classes:  # another value than a class is no vote
+                        counts[row_of[sample], int(vote)] += 1
+            tensors = {**draft.tensors, "counts": counts}
             return (replace(draft, tensors=tensors),)
         total = {}
         for name in draft.tensors:
@@ -65,18 +74,3 @@ class ChosenFew:
         weight = sum(float(upload.fields["weight"]) for upload in chosen)
         fields = {**draft.fields, "weight": weight, "clients": [upload.sender for upload in chosen]}
         return (replace(draft, tensors=total, fields=fields),)
-
-
-def _counts(draft: Outgoing, ballots: Sequence[Outgoing]) -> Tensor:
-    """Return the votes (n, C) of few ballots on the samples of a count; another value than a class is no vote."""
-    counts = torch.zeros_like(draft.tensors["counts"])
-    n, classes = counts.shape
-    requested = draft.tensors.get("index", torch.arange(n)).tolist()
-    row_of = {sample: row for row, sample in enumerate(requested)}
-    for ballot in ballots:
-        votes = ballot.tensors["values"].tolist()
-        samples = ballot.tensors["index"].tolist() if "index" in ballot.tensors else range(len(votes))
-        for sample, vote in zip(samples, votes, strict=True):
-            if sample in row_of and 0 <= vote < classes:
-                counts[row_of[sample], int(vote)] += 1
-    return counts

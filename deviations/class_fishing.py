@@ -88,31 +88,24 @@ class ClassFishing(CraftedModel):
         """Return a last layer with one row that is not zero."""
         weight = torch.zeros_like(model[self._weight])
         if self._share < 1:
-            row, threshold = self._separating(model)
+            if self._auxiliary is None:
+                raise ValueError("class-fishing: no records of the server's own.")
+            x, y = self._auxiliary
+            last = self.module.get_submodule(self._weight.rpartition(".")[0])
+            with torch.no_grad(), inputs_of(last) as inputs:
+                call_with(self.module.eval(), model, x)
+            features = inputs[0].double()  # (n, d)
+            own, others = features[y == self._target], features[y != self._target]
+            variance = features.var(0)
+            # A linear discriminant with independent features: differences of means over variances.
+            row = own.mean(0) - others.mean(0)
+            row /= variance + 1e-3 * variance.mean()
+            row *= _STEEPNESS / (own @ row).std()
             weight[self._target] = row.to(weight)
             bias = torch.zeros_like(model[self._bias])
-            bias[self._target] = -threshold
+            bias[self._target] = -float(torch.quantile(own @ row, self._share))
         else:
             weight[self._target] = model[self._weight][self._target]
             bias = torch.full_like(model[self._bias], _CERTAIN)
             bias[self._target] = model[self._bias][self._target]
         return {self._weight: weight, self._bias: bias}
-
-    def _separating(self, model: Mapping[str, Tensor]) -> tuple[Tensor, float]:
-        """Return a row (d,) of weights, and what it measures on all but a share of the class's records.
-
-        The row is a linear discriminant with independent features: differences of means over variances.
-        """
-        if self._auxiliary is None:
-            raise ValueError("class-fishing: no records of the server's own.")
-        x, y = self._auxiliary
-        last = self.module.get_submodule(self._weight.rpartition(".")[0])
-        with torch.no_grad(), inputs_of(last) as inputs:
-            call_with(self.module.eval(), model, x)
-        features = inputs[0].double()  # (n, d)
-        own, others = features[y == self._target], features[y != self._target]
-        variance = features.var(0)
-        row = own.mean(0) - others.mean(0)
-        row /= variance + 1e-3 * variance.mean()
-        row *= _STEEPNESS / (own @ row).std()
-        return row, float(torch.quantile(own @ row, self._share))

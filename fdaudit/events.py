@@ -244,7 +244,10 @@ class Composed:
     parts: tuple[Mechanism, ...]
 
     def __post_init__(self) -> None:
-        if len({(part.unit, part.relation, part.covers) for part in self.parts}) != 1:
+        promises = set[tuple[EventUnit, Relation, Covers]]()
+        for part in self.parts:
+            promises.add((part.unit, part.relation, part.covers))
+        if len(promises) != 1:
             raise ValueError("Composed: parts must be there, with one unit, one relation and one cover.")
 
     @property
@@ -265,7 +268,10 @@ class Composed:
     @property
     def trusts(self) -> tuple[str, ...]:
         """Return the roles that some part trusts."""
-        return tuple(dict.fromkeys(who for part in self.parts for who in part.trusts))
+        roles: dict[str, None] = {}
+        for part in self.parts:
+            roles |= dict.fromkeys(part.trusts)
+        return tuple(roles)
 
 
 Release = Mechanism | Composed
@@ -307,11 +313,12 @@ def event_from_json(value: dict[str, Any]) -> Event:
 
 
 def _mechanism(value: dict[str, Any]) -> Mechanism:
-    fields = {k: v for k, v in value.items() if k != "event"}
-    listed: dict[str, Any] = {
-        name: tuple(fields[name]) for name in ("covers", "bands", "trusts") if name in fields
-    }
-    event = _MECHANISMS[value["event"]](**fields | listed)
+    fields = dict(value)
+    fields.pop("event", None)
+    for name in ("covers", "bands", "trusts"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    event = _MECHANISMS[value["event"]](**fields)
     for name in ("sensitivity", "scale", "epsilon"):
         if not _LEAST <= fields.get(name, 1.0) <= 1 / _LEAST:
             raise ValueError(f"{name} = {fields[name]} is not from {_LEAST} to {1 / _LEAST}")

@@ -27,8 +27,10 @@ def text_problem(text: str) -> str:
     """Return what keeps a string from being a text, as a clause; empty if it is one."""
     if text.isprintable():
         return ""
-    odd = next(character for character in text if not character.isprintable())
-    return f"holds the character U+{ord(odd):04X}, which does not print"
+    place = 0
+    while text[place].isprintable():
+        place += 1
+    return f"holds the character U+{ord(text[place]):04X}, which does not print"
 
 
 def name_problem(name: object) -> str:
@@ -55,4 +57,10 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     plain = text.replace("\N{NO-BREAK SPACE}", " ")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in plain)
+    parts = []
+    for character in plain:
+        if character.isprintable():
+            parts.append(character)
+        else:
+            parts.append(character.encode("unicode_escape").decode("ascii"))
+    return "".join(parts)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 from flwr.proto.node_pb2 import NodeInfo
@@ -221,34 +221,30 @@ class RecordingGrid(Grid):  # type: ignore[misc]  # the check of types leaves Fl
         """Record the messages of one call, and replace their arrays by the recorded ones."""
         instructions: list[Instruction] = []
         with self._observer.lock:
-            for number, batch in groupby(messages, _round_number):
+            for number, of_round in groupby(messages, _round_number):
                 self._observer.follow(number)
-                instructions += self._record_batch(list(batch))
-        return instructions
-
-    def _record_batch(self, messages: list[Message]) -> list[Instruction]:
-        """Record instructions of one round; those that share a record are receivers of one message."""
-        parties = [self._observer.party(message.metadata.dst_node_id) for message in messages]
-        contents = [dict(message.content) for message in messages]
-        seqs: list[list[int]] = [[] for _ in messages]
-        for (name, message_type, _), indices in shared_records(messages).items():
-            first = indices[0]
-            receivers = tuple(parties[i] for i in indices)
-            passage = Passage(SERVER, receivers, message_type, _stage(messages[first].content))
-            recorded = _FlowerMessage(self._observer, passage)
-            record = recorded.record(name, contents[first][name])
-            for i in indices:
-                contents[i][name] = record
-                seqs[i] += recorded.seqs
-        instructions = []
-        for i, message in enumerate(messages):
-            if not seqs[i]:
-                passage = Passage(SERVER, (parties[i],), message.metadata.message_type)
-                recorded = _FlowerMessage(self._observer, passage)
-                recorded.end()
-                seqs[i] = recorded.seqs
-            instructions.append(Instruction(parties[i], tuple(seqs[i]), _stage(message.content)))
-            message.content = RecordDict(contents[i])
+                batch = list(of_round)
+                parties = [self._observer.party(message.metadata.dst_node_id) for message in batch]
+                contents = [dict(message.content) for message in batch]
+                seqs: list[list[int]] = [[] for _ in batch]
+                # Instructions that share a record are receivers of one message.
+                for (name, message_type, _), indices in shared_records(batch).items():
+                    first = indices[0]
+                    receivers = tuple(parties[i] for i in indices)
+                    passage = Passage(SERVER, receivers, message_type, _stage(batch[first].content))
+                    recorded = _FlowerMessage(self._observer, passage)
+                    record = recorded.record(name, contents[first][name])
+                    for i in indices:
+                        contents[i][name] = record
+                        seqs[i] += recorded.seqs
+                for i, message in enumerate(batch):
+                    if not seqs[i]:
+                        passage = Passage(SERVER, (parties[i],), message.metadata.message_type)
+                        recorded = _FlowerMessage(self._observer, passage)
+                        recorded.end()
+                        seqs[i] = recorded.seqs
+                    instructions.append(Instruction(parties[i], tuple(seqs[i]), _stage(message.content)))
+                    message.content = RecordDict(contents[i])
         return instructions
 
     def _remember(self, messages: list[Message], instructions: list[Instruction]) -> list[str]:
@@ -293,25 +289,16 @@ class _FlowerMessage(ObservedMessage):
 
     def record(self, name: str, record: Record) -> Record:
         """Record one record of the message; return it with the recorded arrays."""
-        if not isinstance(record, ArrayRecord):
-            self._record_numbers(name, record)
-            return record
-        if not record:
-            return record
-        kind = self.kind(name, self.passage.task, self._category)
-        if kind is None and name in _MODELS and self._category in ("train", "evaluate", "get_parameters"):
-            kind = "model_parameters"
-        values = decoded_arrays(record)
-        delivery = self.send(name, array_tensors(record, values), kind)
-        return received(record, values, delivery)
-
-    @property
-    def _category(self) -> str:
-        """Return the first part of the message's type: `train` of `train.fit`."""
-        return self.passage.task.partition(".")[0]
-
-    def _record_numbers(self, name: str, record: MetricRecord | ConfigRecord) -> None:
-        """Record numbers by kind: the count of records, the masked vector of SecAgg+, and the rest."""
+        if isinstance(record, ArrayRecord):
+            if not record:
+                return record
+            kind = self.kind(name, self.passage.task, self._category)
+            if kind is None and name in _MODELS and self._category in ("train", "evaluate", "get_parameters"):
+                kind = "model_parameters"
+            values = decoded_arrays(record)
+            delivery = self.send(name, array_tensors(record, values), kind)
+            return received(record, values, delivery)
+        # Numbers go by kind: the count of records, the masked vector of SecAgg+, and the rest.
         rest: dict[str, Any] = dict(record)
         kind = self.kind(name)
         if name == RECORD_KEY_CONFIGS:
@@ -324,12 +311,17 @@ class _FlowerMessage(ObservedMessage):
                 if key in rest and not isinstance(rest[key], list):
                     self.send(name, as_tensors("n", rest.pop(key)), "sample_count")
                     break
-        if not rest:
-            return
-        tensors: Tensors = {}
-        for key, value in rest.items():
-            tensors |= as_tensors(safe_name(key), value)
-        self.send(name, tensors, kind)
+        if rest:
+            tensors: Tensors = {}
+            for key, value in rest.items():
+                tensors |= as_tensors(safe_name(key), value)
+            self.send(name, tensors, kind)
+        return record
+
+    @property
+    def _category(self) -> str:
+        """Return the first part of the message's type: `train` of `train.fit`."""
+        return self.passage.task.partition(".")[0]
 
 
 # -- what a message holds -----------------------------------------------------------------------------------

@@ -76,23 +76,19 @@ def shared_records(messages: Sequence[Message]) -> dict[tuple[str, str, bytes], 
     for i, message in enumerate(messages):
         for name, record in message.content.items():
             if id(record) not in digests:
-                digests[id(record)] = _digest(record)
+                digest = hashlib.sha256(type(record).__name__.encode())
+                for entry, value in record.items():
+                    about: tuple[object, ...] = (entry, value)
+                    data = b""
+                    if isinstance(value, Array):
+                        about = (entry, value.dtype, value.shape, value.stype, len(value.data))
+                        data = value.data
+                    digest.update(repr(about).encode("utf-8", "surrogatepass"))
+                    digest.update(data)
+                digests[id(record)] = digest.digest()
             key = (name, message.metadata.message_type, digests[id(record)])
             groups.setdefault(key, []).append(i)
     return groups
-
-
-def _digest(record: Record) -> bytes:
-    digest = hashlib.sha256(type(record).__name__.encode())
-    for name, value in record.items():
-        about: tuple[object, ...] = (name, value)
-        data = b""
-        if isinstance(value, Array):
-            about = (name, value.dtype, value.shape, value.stype, len(value.data))
-            data = value.data
-        digest.update(repr(about).encode("utf-8", "surrogatepass"))
-        digest.update(data)
-    return digest.digest()
 
 
 def _decoded(array: Array) -> NDArray[Any] | None:

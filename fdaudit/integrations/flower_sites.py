@@ -45,7 +45,14 @@ def note_records(
     """
     if dataset is None and ids is None:
         raise ValueError("dataset: neither a dataset nor ids are given. Give one of them.")
-    numbers = list(range(len(dataset))) if ids is None else _numbers(ids)
+    if ids is None:
+        numbers = list(range(len(dataset)))
+    else:
+        numbers = []
+        for value in ids.tolist() if hasattr(ids, "tolist") else list(ids):
+            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"ids: {value!r} is no number of a record. Give a list such as [0, 1].")
+            numbers.append(int(value))
     if site is None:
         site = context.node_config.get("partition-id", context.node_id)
     directory, name = Path(truth), str(site)
@@ -82,12 +89,3 @@ def noting(truth: str | Path | Callable[[Context], str | Path], key: str = "fdau
         return reply
 
     return mod
-
-
-def _numbers(ids: Any) -> list[int]:
-    """Return numbers of records as whole numbers."""
-    values = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    for value in values:
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
-            raise ValueError(f"ids: {value!r} is no number of a record. Give a list such as [0, 1].")
-    return [int(value) for value in values]

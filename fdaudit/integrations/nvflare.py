@@ -212,22 +212,18 @@ class JobRecord(FLComponent):  # type: ignore[misc]  # the check of types leaves
             if chain != FilterChainType.TASK_DATA_CHAIN:
                 passage = observer.reply(task_id, observer.party(client), task)
                 return _FlareMessage(observer, passage).record(shareable)
-            observer.follow(self._round(shareable, fl_ctx))
+            workflow = fl_ctx.get_prop(FLContextKey.WORKFLOW)
+            number = shareable.get_header(AppConstants.CURRENT_ROUND)
+            if workflow != self._workflow:
+                self._workflow, self._number = workflow, -1
+            if isinstance(number, int):  # a task that is sent late belongs to the round that is open
+                self._number = max(self._number, number)
+            observer.follow((self._workflow, self._number))
             party = observer.party(client)
             message = _FlareMessage(observer, Passage(SERVER, (party,), task))
             recorded = message.record(shareable)
             observer.expect(task_id, Instruction(party, tuple(message.seqs)))
             return recorded
-
-    def _round(self, shareable: Shareable, fl_ctx: FLContext) -> tuple[Any, int]:
-        """Return the workflow and round of a task; a task that is sent late belongs to the round that is open."""
-        workflow = fl_ctx.get_prop(FLContextKey.WORKFLOW)
-        number = shareable.get_header(AppConstants.CURRENT_ROUND)
-        if workflow != self._workflow:
-            self._workflow, self._number = workflow, -1
-        if isinstance(number, int):
-            self._number = max(self._number, number)
-        return self._workflow, self._number
 
 
 class RecordingFilter(Filter):  # type: ignore[misc]
@@ -306,7 +302,10 @@ class _FlareMessage(ObservedMessage):
             del content[_DXO]
         if content:
             recorded.update(self._part("content", content))
-        added = {k: v for k, v in headers.items() if not str(k).startswith("_") and k not in _ENVELOPE}
+        added: dict[Any, Any] = {}
+        for key, header in headers.items():
+            if not str(key).startswith("_") and key not in _ENVELOPE:
+                added[key] = header
         if added:
             recorded[ReservedHeaderKey.HEADERS] = headers | self._part("headers", added)
         code = shareable.get_return_code()

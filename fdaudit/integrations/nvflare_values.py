@@ -81,7 +81,9 @@ class Flat:
         if keys in self._arrays:
             return _like(value, delivery[self._arrays[keys]])
         if isinstance(value, Mapping):
-            parts = {key: self._rebuilt(part, (*keys, key), delivery) for key, part in value.items()}
+            parts: dict[Any, Any] = {}
+            for key, part in value.items():
+                parts[key] = self._rebuilt(part, (*keys, key), delivery)
             if all(parts[key] is part for key, part in value.items()):
                 return value
             changed: Any = copy.copy(value)  # of its own class

@@ -41,7 +41,10 @@ def mean_and_worst(
             "figures", sorted(names), "is not one figure by client", "Give one name for all clients."
         )
     name = names.pop()
-    values = {client: f.value for client, f in figures.items() if f.value is not None}
+    values: dict[str, float] = {}
+    for client, figure in figures.items():
+        if figure.value is not None:
+            values[client] = figure.value
     absent = sorted(set(figures) - set(values))
     unit = next(iter(figures.values())).unit
     if not values:

@@ -199,7 +199,10 @@ class _Rate:
 
 def _places(cells: Mapping[str, Mapping[str, Pairs]]) -> tuple[dict[str, int], int]:
     """Return the number of each client's first coin, and the number of coins."""
-    sizes = {client: len(pairs.inside) for scores in cells.values() for client, pairs in scores.items()}
+    sizes: dict[str, int] = {}
+    for scores in cells.values():
+        for client, pairs in scores.items():
+            sizes[client] = len(pairs.inside)
     start, coins = {}, 0
     for client, size in sorted(sizes.items()):
         start[client] = coins

@@ -173,7 +173,9 @@ def label_recovery_figures(
     if len(guesses) != len(truths):
         raise UsageError("guesses", len(guesses), f"does not match {len(truths)} batches", "Pair them up.")
     total = sum(map(len, truths))
-    right = sum(label_overlap(g, t) for g, t in zip(guesses, truths, strict=True))
+    right = 0
+    for guess, truth in zip(guesses, truths, strict=True):
+        right += label_overlap(guess, truth)
     note = "multiset overlap; interval takes the labels of a batch as independent"
     figure = share_figure(names[0], right, total, confidence, note=note)
     if auxiliary_labels is None:
@@ -211,4 +213,7 @@ def class_pools(labels: Integers, others: Integers) -> list[tuple[Integers, int]
 
 def draw_like(pools: Sequence[tuple[Integers, int]], generator: np.random.Generator) -> Integers:
     """Return the rows of a random batch with the classes of `class_pools`, without repetition."""
-    return np.concatenate([generator.choice(rows, count, replace=False) for rows, count in pools])
+    batch = []
+    for rows, count in pools:
+        batch.append(generator.choice(rows, count, replace=False))
+    return np.concatenate(batch)

@@ -257,18 +257,14 @@ def cross_decided(
         )
     right = np.empty(len(values), dtype=np.bool_)
     for chosen, measured in ((half, ~half), (~half, half)):
-        threshold = _best_threshold(values[chosen], truth[chosen])
+        own = truth[chosen]
+        # A cut between two scores rejects all candidates up to the lower one. TPR + TNR there is 1 + rejected - missed.
+        distinct, at = np.unique(values[chosen], return_inverse=True)
+        rejected = np.cumsum(np.bincount(at, ~own)) / (~own).sum()
+        missed = np.cumsum(np.bincount(at, own)) / own.sum()
+        gain = np.concatenate([[0.0], rejected - missed])
+        cuts = np.concatenate([[-np.inf], distinct[:-1] / 2 + distinct[1:] / 2, [np.inf]])
+        best = np.flatnonzero(gain >= gain.max() - 1e-12)
+        threshold = float(cuts[best[len(best) // 2]])  # in a tie, the middle one
         right[measured] = (values[measured] > threshold) == truth[measured]
     return right
-
-
-def _best_threshold(values: Floats, truth: Flags) -> float:
-    """Return the threshold of the best balanced accuracy, half-way between scores; in a tie, the middle one."""
-    # A cut between two scores rejects all candidates up to the lower one. TPR + TNR there is 1 + rejected - missed.
-    distinct, at = np.unique(values, return_inverse=True)
-    rejected = np.cumsum(np.bincount(at, ~truth)) / (~truth).sum()
-    missed = np.cumsum(np.bincount(at, truth)) / truth.sum()
-    gain = np.concatenate([[0.0], rejected - missed])
-    cuts = np.concatenate([[-np.inf], distinct[:-1] / 2 + distinct[1:] / 2, [np.inf]])
-    best = np.flatnonzero(gain >= gain.max() - 1e-12)
-    return float(cuts[best[len(best) // 2]])

@@ -96,8 +96,14 @@ def near_chance(
         line: the protocol's name, or a reference line's.
         chance: the chance level on the test records.
     """
-    own = [row for row in final if row.line == line and row.figure.value is not None]
-    rows = [row for row in own if row.party == "server"] or own
+    own, of_server = [], []
+    for row in final:
+        if row.line != line or row.figure.value is None:
+            continue
+        own.append(row)
+        if row.party == "server":
+            of_server.append(row)
+    rows = of_server or own
     low = []
     for row in rows:
         lower_end = row.figure.value if row.figure.low is None else row.figure.low
@@ -111,7 +117,10 @@ def near_chance(
     if len(rows) > 1:
         who = f"{len(low)} of {len(rows)} models end"
     at = f"{worst.party} has {value:.1%} on test records, and {chance.answer} reaches {chance.level:.1%}"
-    points = [point for point in curve if point.line == line and point.party == worst.party]
+    points = []
+    for point in curve:
+        if point.line == line and point.party == worst.party:
+            points.append(point)
     best = max(points, key=lambda point: point.value, default=None)
     cause = "Training diverged (try a smaller learning rate), was too short, or was drowned in noise."
     if best is not None and best.value > value + _FALL:

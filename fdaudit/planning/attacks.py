@@ -26,7 +26,10 @@ def plan_attacks(spec: Spec) -> tuple[AttackPlan, ...]:
     shipped = attacks.REGISTRY.names()
     if spec.attacks == "all":
         _refuse_unasked(spec, shipped)
-        return tuple(plan_attack(name, {}, spec, "attacks.0.params", spec.adversaries) for name in shipped)
+        with_defaults = []
+        for name in shipped:
+            with_defaults.append(plan_attack(name, {}, spec, "attacks.0.params", spec.adversaries))
+        return tuple(with_defaults)
     entries: dict[str, tuple[int, AttackSpec]] = {}
     mistakes = Mistakes()
     for number, entry in enumerate(spec.attacks):

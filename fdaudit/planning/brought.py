@@ -154,7 +154,15 @@ def read_records(lists: Path, arrays: Path, span: tuple[float, float] = (0.0, 1.
         DataError: a file is absent, damaged or too large, or a list in it cannot be true.
         IntegrityError: the commitment was made for other lists or arrays.
     """
-    value = _fields(lists)
+    try:
+        content = load_json(lists)
+    except IntegrityError as error:
+        raise DataError(lists.name, str(lists), f"cannot be used ({error})", _MADE) from None
+    value = _object(lists.name, content, ("schema", "clients", "design"), _SHARED)
+    if value["schema"] != SCHEMA:
+        raise DataError(f"{lists.name}: schema", value["schema"], f"is not {SCHEMA!r}", _MADE)
+    if type(value["clients"]) is not dict:
+        raise DataError(f"{lists.name}: clients", value["clients"], "names no clients", _MADE)
     stored = read_arrays(arrays, ("x", "y"), arrays.name, follow=False)
     if "y" not in stored:
         raise DataError(arrays.name, str(arrays), "lacks y", "Store the labels of all records as y.")
@@ -163,9 +171,13 @@ def read_records(lists: Path, arrays: Path, span: tuple[float, float] = (0.0, 1.
     if "x" in stored:
         x = _records(stored["x"], arrays.name, span)
         same_count(x, y, arrays.name, str(arrays))
-    clients = {party: _client(lists.name, party, own, len(y)) for party, own in value["clients"].items()}
-    clients = {party: clients[party] for party in sorted(clients, key=lambda p: int(p.partition("/")[2]))}
-    shared = {name: _rows(value.get(name, []), len(y), f"{lists.name}: {name}") for name in _SHARED}
+    clients: dict[str, ClientRecords] = {}
+    for party, own in value["clients"].items():
+        clients[party] = _client(lists.name, party, own, len(y))
+    clients = dict(sorted(clients.items(), key=lambda item: int(item[0].partition("/")[2])))
+    shared: dict[str, Tensor] = {}
+    for name in _SHARED:
+        shared[name] = _rows(value.get(name, []), len(y), f"{lists.name}: {name}")
     _refuse_shared_rows(lists.name, clients, shared, len(y))
     design = None
     if value["design"] is not None:
@@ -191,20 +203,6 @@ def _records(array: NDArray[Any], field: str, span: tuple[float, float]) -> Tens
         " and state both under `preprocess` in the card."
     )
     return to_unit(as_images(array, field, "x", span, remedy))
-
-
-def _fields(path: Path) -> dict[str, Any]:
-    """Return the JSON object of the lists, with the fields that it must have and no others."""
-    try:
-        content = load_json(path)
-    except IntegrityError as error:
-        raise DataError(path.name, str(path), f"cannot be used ({error})", _MADE) from None
-    value = _object(path.name, content, ("schema", "clients", "design"), _SHARED)
-    if value["schema"] != SCHEMA:
-        raise DataError(f"{path.name}: schema", value["schema"], f"is not {SCHEMA!r}", _MADE)
-    if type(value["clients"]) is not dict:
-        raise DataError(f"{path.name}: clients", value["clients"], "names no clients", _MADE)
-    return value
 
 
 def _object(
@@ -243,7 +241,10 @@ def _client(file: str, party: str, value: object, total: int) -> ClientRecords:
     if isinstance(value, dict) and not value.keys().isdisjoint(("members", "non_members")):
         needed = names
     own = _object(where, value, needed)
-    client = ClientRecords(**{name: _rows(own.get(name, []), total, f"{where}.{name}") for name in names})
+    lists: dict[str, Tensor] = {}
+    for name in names:
+        lists[name] = _rows(own.get(name, []), total, f"{where}.{name}")
+    client = ClientRecords(**lists)
     both = client.members[torch.isin(client.members, client.non_members)]
     if len(both):
         problem = "is a member and a non-member"

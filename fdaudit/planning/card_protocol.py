@@ -82,7 +82,20 @@ def protocol_of(
                 remedy = "State its settings under protocol.params, or give your loop a name of its own."
                 raise SpecError(f"card.{field}", value, problem, remedy)
         cls, config = known_protocol(card.protocol, "card.protocol")
-        _refuse_undeclared(cls, config, messages)
+        declared = set[tuple[str, str]]()
+        for entry in cls.card.declared_messages:
+            if applies(entry.get("when", {}), config):
+                declared.add((entry["kind"], entry["from"]))
+        for message in messages:
+            kind, sender = message.kind, role(message.sender)
+            if (kind, sender) not in declared and kind not in UNDECLARED:
+                problem = (
+                    f"sends no {kind} from a {sender} with these settings, and message {message.seq} is one"
+                )
+                remedy = (
+                    "Correct the settings, or give the system a name of its own and its facts under training."
+                )
+                raise SpecError("card.protocol.name", cls.card.name, problem, remedy)
         return cls, config
     if card.stand_in is not None:
         known_protocol(card.stand_in, "card.stand_in")
@@ -93,26 +106,13 @@ def protocol_of(
         )
     kinds = [m.kind for m in messages if role(m.sender) == "client"]
     rounds = len({m.round for m in messages})
-    values = {**stated, "rounds": max(1, rounds), "upload": next((k for k in MODELS if k in kinds), None)}
+    upload = None
+    for model in MODELS:
+        if model in kinds:
+            upload = model
+            break
+    values = {**stated, "rounds": max(1, rounds), "upload": upload}
     return _described(card, parties, messages), validate(RecordedConfig, values, "card.training")
-
-
-def _refuse_undeclared(
-    cls: type[FederatedProtocol], config: ProtocolConfig, messages: Sequence[Message]
-) -> None:
-    """Refuse a record with messages that the named protocol does not send."""
-    declared = set[tuple[str, str]]()
-    for entry in cls.card.declared_messages:
-        if applies(entry.get("when", {}), config):
-            declared.add((entry["kind"], entry["from"]))
-    for message in messages:
-        kind, sender = message.kind, role(message.sender)
-        if (kind, sender) not in declared and kind not in UNDECLARED:
-            problem = f"sends no {kind} from a {sender} with these settings, and message {message.seq} is one"
-            remedy = (
-                "Correct the settings, or give the system a name of its own and its facts under training."
-            )
-            raise SpecError("card.protocol.name", cls.card.name, problem, remedy)
 
 
 def _described(card: Card, parties: Sequence[str], messages: Sequence[Message]) -> type[FederatedProtocol]:
@@ -134,10 +134,14 @@ def _described(card: Card, parties: Sequence[str], messages: Sequence[Message]) 
                 entry["index"] = "public"
         declared.append(entry)
     published = any(m.kind == "model_parameters" and "world" in m.receivers for m in messages)
+    roles: dict[str, None] = {}
+    for party in parties:
+        if party != "world":
+            roles[role(party)] = None
     described = ProtocolCard(
         name=card.protocol.name,
         source="a recording",
-        roles=tuple(dict.fromkeys(role(p) for p in parties if p != "world")),
+        roles=tuple(roles),
         messages=tuple(declared),
         trust=tuple(card.trust),
         oracles=(RELEASED_MODEL,) if published else (),

@@ -118,11 +118,18 @@ class Case:
         """Return what an import lacks, each with where to bring it; empty for a simulation, which has every part."""
         if self.imported is None:
             return {}
-        return {part: remedy for part, remedy in BRING.items() if part in self.imported.not_brought}
+        remedies: dict[ImportPart, str] = {}
+        for part, remedy in BRING.items():
+            if part in self.imported.not_brought:
+                remedies[part] = remedy
+        return remedies
 
     def missing(self, *parts: ImportPart) -> str:
         """Return which of these parts were not brought, as a sentence that says where to bring them; empty if none."""
-        remedies = [self.not_brought[part] for part in dict.fromkeys(parts) if part in self.not_brought]
+        remedies = []
+        for part in dict.fromkeys(parts):
+            if part in self.not_brought:
+                remedies.append(self.not_brought[part])
         if not remedies:
             return ""
         return f"bring {'; '.join(remedies)}"

@@ -85,18 +85,21 @@ def make_design(data: str, out: Path, spec: DesignSpec) -> MadeDesign:
         raise RunError("out", str(out), "exists already", "Choose another directory.")
     stream = Secrets.draw().truth("design")
     source = load_site_records(data, spec, stream)
-    asked, clients = dict[str, int](), dict[str, ClientRecords]()
+    asked, records, pairs = dict[str, int](), dict[str, int](), dict[str, int]()
+    clients, lists = dict[str, ClientRecords](), dict[str, dict[str, list[int]]]()
     for number, rows in enumerate(source.sites):
         party = f"client/{number}"
         asked[party] = int(spec.fraction * len(rows) / 2 + 1e-9)
-        clients[party] = _client(party, rows, source, asked[party], spec.fraction, stream)
+        own = _client(party, rows, source, asked[party], spec.fraction, stream)
+        records[party], pairs[party] = len(own.records), len(own.members)
+        clients[party], lists[party] = own, own.to_json()
     salt, arrays = os.urandom(SALT_BYTES), source.arrays()
     commitment = commit(salt, clients, array_digests(arrays))
     design = MadeDesign(
         directory=out,
         commitment=commitment,
-        records={party: len(own.records) for party, own in clients.items()},
-        pairs={party: len(own.members) for party, own in clients.items()},
+        records=records,
+        pairs=pairs,
         asked=asked,
         handed_records=not source.own_files,
         images=source.x is not None,
@@ -104,10 +107,11 @@ def make_design(data: str, out: Path, spec: DesignSpec) -> MadeDesign:
     )
     key: dict[str, Any] = {
         "schema": SCHEMA,
-        "clients": {party: own.to_json() for party, own in clients.items()},
+        "clients": lists,
         "design": {"kind": MATCHED_PAIRS, "salt": salt.hex(), "commitment": commitment},
-        **{name: rows.tolist() for name, rows in source.shared.items()},
     }
+    for name, rows in source.shared.items():
+        key[name] = rows.tolist()
     with written_whole(out) as folder:
         _write_public(folder, design, source.name, spec.fraction)
         _write_sites(folder / "sites", clients, source, commitment)

@@ -215,4 +215,8 @@ def parts_not_brought(
             "public": has_images and len(brought.public) > 0,
             "test": has_images and len(brought.test) > 0,
         }
-    return frozenset(part for part in BRING if not present.get(part))
+    absent = []
+    for part in BRING:
+        if not present.get(part):
+            absent.append(part)
+    return frozenset(absent)

@@ -36,7 +36,11 @@ def fixed_sizes(case: Case) -> frozenset[tuple[str, str]]:
             fixed &= defense.card.fixed_size
             kind = defense.card.makes or kind
         is_fixed[kind, sender] = is_fixed.get((kind, sender), True) and fixed
-    return frozenset(key for key, fixed in is_fixed.items() if fixed)
+    messages = []
+    for key, fixed in is_fixed.items():
+        if fixed:
+            messages.append(key)
+    return frozenset(messages)
 
 
 def fixed_events(case: Case) -> bool:
@@ -49,7 +53,10 @@ def fixed_events(case: Case) -> bool:
     defended = {key for key, acting in case.defenses.items() if acting}
     if any(sender != "client" and kind != "vote_counts" for kind, sender in defended):
         return False
-    declared = [m for m in case.declared_messages if (m["kind"], m["from"]) in defended]
+    declared = []
+    for message in case.declared_messages:
+        if (message["kind"], message["from"]) in defended:
+            declared.append(message)
     return all(_fixed(m["kind"]) or m.get("index") == "public" for m in declared)
 
 

@@ -76,13 +76,14 @@ def _as_stated(spec: Spec, protocol: type[FederatedProtocol], preset: PresetSpec
     if stated is None:
         problem = f"is not declared by {protocol.card.name}"
         raise SpecError("preset.name", preset.name, problem, "Write the settings into the spec.")
-    own = spec.protocol.params
+    own, params = spec.protocol.params, dict(stated)
     if _LENGTHS & own.keys():  # a length in steps replaces one in epochs
-        stated = {name: value for name, value in stated.items() if name not in _LENGTHS}
+        for name in _LENGTHS:
+            params.pop(name, None)
     return spec.model_copy(
         update={
             "preset": preset.model_copy(update={"written_out": True}),
-            "protocol": spec.protocol.model_copy(update={"params": {**stated, **own}}),
+            "protocol": spec.protocol.model_copy(update={"params": {**params, **own}}),
         }
     )
 
@@ -106,7 +107,10 @@ def _tuned(
         fixed |= _LENGTHS
     if "lr" in fixed:
         fixed.add("distill_lr")  # whose default is `lr`
-    tuned = {name: value for name, value in combination.get("tuned", {}).items() if name not in fixed}
+    tuned: dict[str, Any] = {}
+    for name, value in combination.get("tuned", {}).items():
+        if name not in fixed:
+            tuned[name] = value
     if tuned and batch is not None and is_open:
         # Rounded up to two digits: what is written down is a constant, not a count.
         unit: int = 10 ** max(math.floor(math.log10(max(records, 1.0))) - 1, 0)
@@ -146,34 +150,32 @@ def _noise(entries: list[DefenseEntry], config: ProtocolConfig, preset: PresetSp
     """Return the smallest multiplier that keeps to the preset's ε, rounded up to five digits."""
 
     def charges(noise: float) -> dict[Charge, int]:
-        return _charges([_with_noise(e, noise) for e in entries], config)
+        # The most that one client is charged in a whole run.
+        charged = dict[Charge, int]()
+        for entry in [_with_noise(e, noise) for e in entries]:
+            cls = defenses.REGISTRY.load(entry.name)
+            if acts_in_training(cls):
+                rule = cls(validate(cls.Config, entry.params), 1)
+                steps = 0
+                for length in config.trainings(entry.of or "model"):
+                    steps += rule.steps(length)
+                event = rule.event(max(steps, 1))
+                if not isinstance(event, SampledGaussian | Gaussian):
+                    raise TypeError(f"{entry.name} gives no event that a preset can charge")
+            else:
+                event = Gaussian(
+                    sensitivity=2 * entry.params["clip"],
+                    scale=entry.params["sigma"],
+                    count=config.rounds,
+                    unit="record",
+                    relation="add-or-remove",
+                    covers=("data", "messages"),
+                )
+            charged[event] = charged.get(event, 0) + 1
+        return charged
 
     target = preset.epsilon or 0.0
     try:
         return least_noise(charges, target, delta)
     except SpecError as error:
         raise SpecError("preset.epsilon", target, error.problem, error.remedy) from None
-
-
-def _charges(entries: list[DefenseEntry], config: ProtocolConfig) -> dict[Charge, int]:
-    """Return the most that one client is charged in a whole run."""
-    charged = dict[Charge, int]()
-    for entry in entries:
-        cls = defenses.REGISTRY.load(entry.name)
-        if acts_in_training(cls):
-            rule = cls(validate(cls.Config, entry.params), 1)
-            steps = sum(rule.steps(length) for length in config.trainings(entry.of or "model"))
-            event = rule.event(max(steps, 1))
-            if not isinstance(event, SampledGaussian | Gaussian):
-                raise TypeError(f"{entry.name} gives no event that a preset can charge")
-        else:
-            event = Gaussian(
-                sensitivity=2 * entry.params["clip"],
-                scale=entry.params["sigma"],
-                count=config.rounds,
-                unit="record",
-                relation="add-or-remove",
-                covers=("data", "messages"),
-            )
-        charged[event] = charged.get(event, 0) + 1
-    return charged

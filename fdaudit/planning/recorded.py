@@ -86,12 +86,15 @@ def recorded_spec(card: Card, parties: Sequence[str], audit: Mapping[str, Any]) 
             remedy = f"Settings of an audit are {', '.join(sorted(_AUDIT))}."
             raise SpecError(field, audit[field], problem, remedy)
     clients = sum(role(party) == "client" for party in parties)
-    usual = [a for a in ("server", "aggregator", "client/0", "world") if a in parties]
+    adversaries = []
+    for adversary in ("server", "aggregator", "client/0", "world"):
+        if adversary in parties:
+            adversaries.append(adversary)
     value: dict[str, Any] = {
         "name": card.name,
         "clients": clients,
         "victims": min(2, clients),
-        "adversaries": [*usual, "eavesdropper"],
+        "adversaries": [*adversaries, "eavesdropper"],
         "references": [],
         "dataset": DatasetSpec(name="recording").model_dump(mode="json"),
         "model": (card.model or _PLACEHOLDER).model_dump(mode="json"),
@@ -270,7 +273,10 @@ def by_party(brought: BroughtRecords, sites: Mapping[str, str | int]) -> Brought
     is_named_so = all(name in brought.clients for name in names.values())
     if not names or not is_named_so or len(set(names.values())) < len(names):
         return brought
-    return replace(brought, clients={party: brought.clients[name] for party, name in names.items()})
+    clients: dict[str, ClientRecords] = {}
+    for party, name in names.items():
+        clients[party] = brought.clients[name]
+    return replace(brought, clients=clients)
 
 
 # -- details ------------------------------------------------------------------------------------------------------
@@ -285,7 +291,11 @@ def _ordered(parties: Sequence[str]) -> tuple[str, ...]:
         names = ", ".join(clients) or "none"
         problem = "are not client/0 to the last without a gap"
         raise SpecError("record.parties", names, problem, "Name them so.")
-    return tuple(p for p in ("server", "aggregator", *clients, "world") if p in parties)
+    ordered = []
+    for party in ("server", "aggregator", *clients, "world"):
+        if party in parties:
+            ordered.append(party)
+    return tuple(ordered)
 
 
 def _records(card: Card, clients: Sequence[str], brought: BroughtRecords | None) -> tuple[Dataset, Splits]:
@@ -358,11 +368,10 @@ def _networks(card: Card, spec: Spec) -> Networks | None:
     normalization, patterns = None, card.training.frozen
     if card.preprocess is not None and card.preprocess != PreprocessFacts():
         normalization = Normalization.of(**card.preprocess.channels, span=card.preprocess.range)
-    shared, *of_clients = [
-        replace(network, normalization=normalization, frozen=patterns)
-        for network in (networks.shared, *networks.clients)
-    ]
-    networks = Networks(shared, tuple(of_clients))
+    as_used = []
+    for network in (networks.shared, *networks.clients):
+        as_used.append(replace(network, normalization=normalization, frozen=patterns))
+    networks = Networks(as_used[0], tuple(as_used[1:]))
     names = {name for network in networks.distinct for name in network.parameter_shapes}
     for pattern in patterns:
         if not any(matches(name, pattern) for name in names):
@@ -432,16 +441,18 @@ def _settings(
     """Return the public settings of the system, as views show them."""
     values = config.model_dump(mode="json")
     if issubclass(protocol, Recorded):
-        values = {name: value for name, value in values.items() if value not in (None, [])}
+        for name, value in list(values.items()):
+            if value in (None, []):
+                del values[name]
         if values.get("accumulate", 1) > 1:  # a step's records are the batch that attacks read
             values["micro_batch"] = values["batch_size"]
             values["batch_size"] *= values["accumulate"]
-    described = []
+    described: list[dict[str, Any]] = []
     for (kind, sender), acting in defenses.items():
         for defense in acting:  # the message arrives in the kind that the last one makes
             kind = defense.card.makes or kind
-        where = {"kind": kind, "sender": sender}
-        described += [{**where, "described": dict(defense.describe())} for defense in acting]
+        for defense in acting:
+            described.append({"kind": kind, "sender": sender, "described": dict(defense.describe())})
     if described:
         values["defenses"] = described
     if card.prefix is not None:
@@ -459,7 +470,11 @@ def _names(card: Card, networks: Networks | None, messages: Sequence[Message]) -
         return {}
     if isinstance(card.names, dict):
         return {"names": dict(card.names)}
-    sizes = sorted({len(m.tensors) for m in messages if m.kind in MODELS and numbered(m.tensors)})
+    totals = set[int]()
+    for message in messages:
+        if message.kind in MODELS and numbered(message.tensors):
+            totals.add(len(message.tensors))
+    sizes = sorted(totals)
     shapes = networks.shared.tensor_shapes
     orders = {len(names): names for names in (list(networks.shared.parameter_shapes), list(shapes))}
     if len(sizes) != 1 or sizes[0] not in orders:
@@ -467,4 +482,7 @@ def _names(card: Card, networks: Networks | None, messages: Sequence[Message]) -
         counts = " or ".join(map(str, sorted(orders)))
         problem = f"needs models of {counts} tensors, as the network has, and the record has {recorded}"
         raise SpecError("card.names", card.names, problem, "Name the tensors one by one, or correct `model`.")
-    return {"names": {str(i): name for i, name in enumerate(orders[sizes[0]])}}
+    by_number: dict[str, str] = {}
+    for i, name in enumerate(orders[sizes[0]]):
+        by_number[str(i)] = name
+    return {"names": by_number}

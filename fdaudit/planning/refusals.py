@@ -144,7 +144,10 @@ def refuse_records(
             raise SpecError(f"protocol.params.{name}", changed, problem, "Leave it out.")
     if task.name not in protocol.card.tasks:
         registry = protocols.REGISTRY
-        others = [n for n in registry.names() if task.name in registry.describe(n).tasks]
+        others = []
+        for name in registry.names():
+            if task.name in registry.describe(name).tasks:
+                others.append(name)
         problem = f"does not run {task.name} data, which {spec.dataset.name} is"
         remedy = f"Protocols that do: {', '.join(others) or 'none'}."
         raise SpecError("protocol.name", spec.protocol.name, problem, remedy)

@@ -150,7 +150,10 @@ def _with_messages(case: Case) -> Case:
         protocol = with_messages(protocol, config, on_cpu.common, spec.clients)
     attached = attach(spec.defenses, protocol, config, spec.clients)
     refuse_untrainable(attached, spec.model, spec.client_models, networks_of(protocol, networks))
-    declared = [m for m in protocol.card.declared_messages if applies(m.get("when", {}), config)]
+    declared = []
+    for message in protocol.card.declared_messages:
+        if applies(message.get("when", {}), config):
+            declared.append(message)
     deviants: Mapping[str, DeviatingParty] = {}
     if spec.deviations:
         known, seed = _known_to_deviants(case), case.deviations_seed
@@ -221,7 +224,11 @@ def _identity(
     for deviation in spec.deviations:
         code += deviations.REGISTRY.source(deviation.name)
     card = {"spec": spec.digest(), "seed": seed, "data": dataset.sha256(), "code": code}
-    return digest_of(card, splits.to_dict(), *(tensor for tensor in public if tensor is not None))
+    tensors = []
+    for tensor in public:
+        if tensor is not None:
+            tensors.append(tensor)
+    return digest_of(card, splits.to_dict(), *tensors)
 
 
 def _broadcast_seed(protocol: type[FederatedProtocol], networks: Networks, seed: int) -> int | None:

@@ -146,9 +146,15 @@ def _of_dataset(where: str, name: str, spec: DesignSpec, stream: SecretStream) -
     if "test" not in fractions and dataset.test_x is not None and dataset.test_y is not None:
         x, y = torch.cat((x, dataset.test_x)), torch.cat((y, dataset.test_y))
         shared["test"] = torch.arange(len(dataset.y), len(y))
+    whole = (x * 255).round().to(torch.uint8)
+    if torch.equal(to_unit(whole), x):  # a quarter of the size, and nothing is lost
+        x = whole
+    channels_last = x.permute(0, 2, 3, 1)
+    if channels_last.shape[-1] == 1:
+        channels_last = channels_last[..., 0]
     return SiteRecords(
         name=name,
-        x=_as_stored(x),
+        x=np.ascontiguousarray(channels_last.numpy()),
         y=y,
         classes=dataset.classes,
         sites=tuple(sites),
@@ -172,17 +178,6 @@ def _fractions(spec: DesignSpec, *, own_test: bool) -> dict[str, float]:
     if total >= 1:
         raise UsageError("auxiliary", total, "with public and test leaves no records", "Lower the three.")
     return fractions
-
-
-def _as_stored(x: Tensor) -> NDArray[Any]:
-    """Return images (n, c, h, w) as an npz file holds them; as uint8, a quarter of the size, if nothing is lost."""
-    whole = (x * 255).round().to(torch.uint8)
-    if torch.equal(to_unit(whole), x):
-        x = whole
-    channels_last = x.permute(0, 2, 3, 1)
-    if channels_last.shape[-1] == 1:
-        channels_last = channels_last[..., 0]
-    return np.ascontiguousarray(channels_last.numpy())
 
 
 # -- a file for each site -----------------------------------------------------------------------------------------
@@ -227,7 +222,10 @@ def _of_files(folder: Path, spec: DesignSpec) -> SiteRecords:
 
 def _files(folder: Path, sites: int | None) -> list[Path]:
     """Return the files of the sites by number, then those of records that no site holds."""
-    names = {path.name for path in folder.iterdir() if path.suffix == ".npz"}
+    names = set[str]()
+    for path in folder.iterdir():
+        if path.suffix == ".npz":
+            names.add(path.name)
     shared = [f"{name}.npz" for name in _SHARED if f"{name}.npz" in names]
     count = len(names) - len(shared)
     of_sites = [f"client-{k}.npz" for k in range(count)]

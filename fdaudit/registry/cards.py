@@ -69,8 +69,11 @@ class ExtensionCard:
     def required(cls) -> dict[str, str]:
         """Return the fields without a default, each with its type in words."""
         types = _types(cls)
-        bare = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
-        return {name: _in_words(types[name]) for name in bare}
+        in_words: dict[str, str] = {}
+        for f in fields(cls):
+            if f.default is MISSING and f.default_factory is MISSING:
+                in_words[f.name] = _in_words(types[f.name])
+        return in_words
 
     @classmethod
     def of(cls, stated: Mapping[str, Any]) -> Self:
@@ -127,12 +130,17 @@ class AttackCard(ExtensionCard):
             kinds = dict[str, None]()  # each followed by those that attacks read as it
             for name in getattr(self, setting):
                 kinds[name] = None
-                kinds |= dict.fromkeys(kind.name for kind in KINDS.values() if kind.read_as == name)
+                for kind in KINDS.values():
+                    if kind.read_as == name:
+                        kinds[kind.name] = None
             object.__setattr__(self, setting, tuple(kinds))
         for goal in (self.goal, *self.goals.values()):
             if goal not in GOALS:
                 raise CardError(f"has the unknown goal {goal!r}. {nearest(str(goal), GOALS)}")
-        missing = [p for p in _PROFILES if not isinstance(self.profiles.get(p), Mapping)]
+        missing = []
+        for profile in _PROFILES:
+            if not isinstance(self.profiles.get(profile), Mapping):
+                missing.append(profile)
         if missing:
             raise CardError(f"has no settings in profiles for {', '.join(missing)}")
         if not isinstance(self.control.get("on"), str):

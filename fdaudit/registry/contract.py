@@ -67,8 +67,11 @@ def stated_card(group: str, name: str, target: str, stated: StatedCard | None) -
     example = f"{CARDS[group][0].__name__}(name=…, …)"
     if stated is None:
         raise refusal(group, name, target, f"has no card, which is {example}")
-    others = {card.__name__ for cards in CARDS.values() for card in cards} - kinds.keys()
-    if stated.called in others:
+    names = set[str]()
+    for cards in CARDS.values():
+        for kind in cards:
+            names.add(kind.__name__)
+    if stated.called in names - kinds.keys():
         raise refusal(
             group, name, target, f"has a card of another kind, {stated.called}, where {example} belongs"
         )

@@ -39,7 +39,10 @@ def loaded(target: str, group: str = "", name: str = "") -> Any:
     except (Exception, SystemExit) as error:  # foreign code may raise anything
         told = f"{type(error).__name__}: {error}" if plugin_line(error) else str(error)
         raise refusal(group, name, target, f"cannot be loaded ({told}{plugin_line(error)})") from error
-    members = {m: getattr(found, m) for m in dir(found) if hasattr(found, m)}
+    members: dict[str, Any] = {}
+    for member in dir(found):
+        if hasattr(found, member):
+            members[member] = getattr(found, member)
     if members.get("card") != card:
         raise refusal(group, name, target, "has another card once it is loaded than its source states")
     settings = members.get("Config")

@@ -71,7 +71,10 @@ def described(module: str, source: str, name: str) -> Described:
 
     Bases are followed into other modules by their `from … import`, without running code.
     """
-    classes = {node.name: node for node in _parsed(source).body if isinstance(node, ast.ClassDef)}
+    classes: dict[str, ast.ClassDef] = {}
+    for node in _parsed(source).body:
+        if isinstance(node, ast.ClassDef):
+            classes[node.name] = node
     members: dict[str, object] = {}
     whole = True
     for base in reversed(classes[name].bases):
@@ -104,7 +107,10 @@ def _stated(module: str, source: str, node: ast.expr) -> StatedCard:
         called = node.func.id
     if isinstance(node.func, ast.Attribute):
         called = node.func.attr
-    fields = {k.arg: _literal(module, source, k.value) for k in node.keywords if k.arg is not None}
+    fields: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is not None:
+            fields[keyword.arg] = _literal(module, source, keyword.value)
     return StatedCard(called, fields)
 
 
@@ -124,7 +130,11 @@ def _origin(module: str, source: str, name: str) -> tuple[str, str, str] | None:
     for node in _parsed(source).body:
         if not isinstance(node, ast.ImportFrom):
             continue
-        original = next((a.name for a in node.names if name == (a.asname or a.name)), None)
+        original = None
+        for alias in node.names:
+            if name == (alias.asname or alias.name):
+                original = alias.name
+                break
         if original is None:
             continue
         package = module.split(".")[: -node.level] if node.level else []
@@ -145,8 +155,10 @@ def _parsed(source: str) -> ast.Module:
 
 def line_of(source: str, name: str) -> int:
     """Return the line where a class begins; 1 if the module's source does not define it."""
-    lines = (n.lineno for n in _parsed(source).body if isinstance(n, ast.ClassDef) and n.name == name)
-    return next(lines, 1)
+    for node in _parsed(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node.lineno
+    return 1
 
 
 def source_of(module: str) -> tuple[str, str]:
@@ -160,15 +172,20 @@ def source_of(module: str) -> tuple[str, str]:
 def found_module(module: str) -> ModuleSpec | None:
     """Return the location of a module without importing its parent packages, which may load torch or foreign code."""
     parts = module.split(".")
-    loaded = next((n for n in range(len(parts) - 1, 0, -1) if ".".join(parts[:n]) in sys.modules), 0)
+    loaded = len(parts) - 1
+    while loaded and ".".join(parts[:loaded]) not in sys.modules:
+        loaded -= 1
     path = getattr(sys.modules.get(".".join(parts[:loaded])), "__path__", None)
     spec = None
     for n in range(loaded + 1, len(parts) + 1):
         if path is None and n > 1:
             return None
-        finders = (f for f in sys.meta_path if hasattr(f, "find_spec"))
-        specs = (f.find_spec(".".join(parts[:n]), path, None) for f in finders)
-        spec = next((s for s in specs if s is not None), None)
+        spec = None
+        for finder in sys.meta_path:
+            if hasattr(finder, "find_spec"):
+                spec = finder.find_spec(".".join(parts[:n]), path, None)
+            if spec is not None:
+                break
         path = spec.submodule_search_locations if spec else None
     return spec
 
@@ -212,7 +229,18 @@ class _Literals:
             ValueError: it is not a literal.
         """
         if isinstance(node, ast.Name):
-            return self._named(node.id)
+            here = self._module, self._source
+            place: tuple[str, str, str] | None = (*here, node.id)
+            while place is not None and self._left:
+                self._left -= 1
+                self._module, self._source, original = place
+                literals = dict(filter(None, map(_assigned, _parsed(self._source).body)))
+                if original in literals:
+                    value = self.value(literals[original])
+                    self._module, self._source = here
+                    return value
+                place = _origin(self._module, self._source, original)
+            raise ValueError(f"no literal is called {node.id}")
         if isinstance(node, ast.Tuple):
             values: list[Any] = []
             for element in node.elts:
@@ -225,33 +253,23 @@ class _Literals:
                 values += inner
             return tuple(values)
         if isinstance(node, ast.Dict) and None not in node.keys:
-            keys = [ast.literal_eval(key) for key in node.keys if key is not None]
+            keys = []
+            for key in node.keys:
+                if key is not None:
+                    keys.append(ast.literal_eval(key))
             return dict(zip(keys, map(self.value, node.values), strict=True))
         return ast.literal_eval(node)
-
-    def _named(self, name: str) -> Any:
-        here = self._module, self._source
-        place: tuple[str, str, str] | None = (*here, name)
-        while place is not None and self._left:
-            self._left -= 1
-            self._module, self._source, original = place
-            values = dict(filter(None, map(_assigned, _parsed(self._source).body)))
-            if original in values:
-                value = self.value(values[original])
-                self._module, self._source = here
-                return value
-            place = _origin(self._module, self._source, original)
-        raise ValueError(f"no literal is called {name}")
 
 
 def _signature(arguments: ast.arguments) -> Signature:
     """Return a function's signature with its arguments' kinds, and whether they have defaults."""
     positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
     required = len(positional) - len(arguments.defaults)
-    parameters = [
-        Parameter(a, Parameter.POSITIONAL_ONLY, default=Parameter.empty if n < required else None)
-        for n, a in enumerate(positional)
-    ]
+    parameters = []
+    for name in positional[:required]:
+        parameters.append(Parameter(name, Parameter.POSITIONAL_ONLY))
+    for name in positional[required:]:
+        parameters.append(Parameter(name, Parameter.POSITIONAL_ONLY, default=None))
     if arguments.vararg:
         parameters.append(Parameter(arguments.vararg.arg, Parameter.VAR_POSITIONAL))
     for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):

@@ -25,27 +25,40 @@ def render_comparison(entries: Sequence[ComparedRun]) -> str:
         entries: the runs, in the order of their rows.
     """
     comparison = compare(entries)
-    views, outcomes, points = [], [], []
-    for row in comparison.rows:
+    views, outcomes, points, marks = [], [], [], []
+    roles: dict[str, int] = {}
+    for number, row in enumerate(comparison.rows):
         size = float(row.size)
         points.append(TradePoint(name=row.entry.name, bytes=size, utility=row.learnt, leakage=row.leaked))
         views.append({s.position: s for s in row.seen})
         outcomes.append({o.goal: o for o in row.outcomes})
+        marks.append(key_mark(number))
+        roles |= row.bytes
     levels = _levels(comparison)
+    lines = []
+    for number, (name, value) in enumerate(levels):
+        lines.append((name, value, key_line(number)))
+    glyphs: dict[str, str] = {}
+    for level, (glyph, _) in SHOWN.items():
+        glyphs[level] = glyph
+    goals = []
+    for goal in comparison.goals:
+        if goal not in comparison.untried:
+            goals.append(goal)
     return render(
         "comparison.html.j2",
         {
             "comparison": comparison,
-            "glyphs": {level: glyph for level, (glyph, _) in SHOWN.items()},
+            "glyphs": glyphs,
             "panels": panels(points, levels, comparison.measure),
-            "marks": [key_mark(number) for number in range(len(comparison.rows))],
-            "levels": [(name, value, key_line(number)) for number, (name, value) in enumerate(levels)],
+            "marks": marks,
+            "levels": lines,
             "most_seeds": max(row.seeds for row in comparison.rows),
             "auditor_only": any(entry.auditor_only for entry in entries),
             "seen": views,
             "outcomes": outcomes,
-            "goals": [g for g in comparison.goals if g not in comparison.untried] or comparison.goals,
-            "roles": list(dict.fromkeys(role for row in comparison.rows for role, _ in row.bytes)),
+            "goals": goals or comparison.goals,
+            "roles": list(roles),
             "first": entries[0].result.run,
         },
     )
@@ -72,12 +85,15 @@ def write_comparison(entries: Sequence[ComparedRun], directory: Path) -> Path:
 def to_json(entries: Sequence[ComparedRun]) -> dict[str, Any]:
     """Return the comparison as a JSON object, schema `fdaudit-comparison/1`."""
     comparison = compare(entries)
+    references = []
+    for name, line in comparison.references:
+        references.append({"run": name, **asdict(line)})
     return {
         "schema": SCHEMA,
         "auditor_only": any(entry.auditor_only for entry in entries),
         "measure": comparison.measure,
         "runs": list(map(_row, comparison.rows)),
-        "references": [{"run": name, **asdict(line)} for name, line in comparison.references],
+        "references": references,
         "differences": list(comparison.differences),
         "headlines": list(comparison.headlines),
     }
@@ -93,6 +109,14 @@ def _row(row: ComparisonRow) -> dict[str, Any]:
             "among": row.leakage.among,
             "figure": asdict(row.leakage.figure),
         }
+    views, ledger = [], []
+    for view in row.seen:
+        views.append({**asdict(view), "bytes": view.bytes})
+    for entry in row.ledger:
+        ledger.append({"adversary": entry.adversary, "epsilon": entry.epsilon, "delta": entry.delta})
+    spreads: dict[str, Any] = {}
+    for name, spread in row.spreads.items():
+        spreads[name] = asdict(spread)
     return {
         "name": row.entry.name,
         "report": row.entry.report,
@@ -109,12 +133,12 @@ def _row(row: ComparisonRow) -> dict[str, Any]:
         "silences": [s.model_dump(mode="json") for s in run.silences],
         "accuracy": asdict(row.utility),
         "bytes": {**dict(row.bytes), "total": row.total},
-        "seen": [{**asdict(view), "bytes": view.bytes} for view in row.seen],
+        "seen": views,
         "outcomes": list(map(_outcome, row.outcomes)),
         "leakage": leakage,
-        "ledger": [{"adversary": e.adversary, "epsilon": e.epsilon, "delta": e.delta} for e in row.ledger],
+        "ledger": ledger,
         "seeds": row.seeds,
-        "over_seeds": {name: asdict(spread) for name, spread in row.spreads.items()},
+        "over_seeds": spreads,
     }
 
 

@@ -153,7 +153,11 @@ class PartyView:
     @property
     def private(self) -> tuple[ReceivedKind, ...]:
         """Return the kinds that raw data may have reached."""
-        return tuple(k for k in self.kinds if k.private)
+        kinds = []
+        for kind in self.kinds:
+            if kind.private:
+                kinds.append(kind)
+        return tuple(kinds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,14 +275,21 @@ class ComparisonRow:
         fallen = set[str]()
         for result in self.entry.results:
             fallen |= result.contradicted_views
-        return tuple(e for e in self.ledger if e.rests_on_noise and e.adversary not in fallen)
+        entries = []
+        for entry in self.ledger:
+            if entry.rests_on_noise and entry.adversary not in fallen:
+                entries.append(entry)
+        return tuple(entries)
 
     @property
     def unbounded(self) -> tuple[str, ...]:
         """Return the adversaries for whose views no ε can be claimed: attacks contradict it, or it is infinite."""
         bounded = {e.adversary for e in self.bounded}
-        reached = (e for e in self.ledger if e.epsilon is None or e.rests_on_noise)
-        return tuple(e.adversary for e in reached if e.adversary not in bounded)
+        adversaries = []
+        for entry in self.ledger:
+            if (entry.epsilon is None or entry.rests_on_noise) and entry.adversary not in bounded:
+                adversaries.append(entry.adversary)
+        return tuple(adversaries)
 
 
 def _over_seeds(spreads: Mapping[str, Spread], measure: str) -> Reach | None:
@@ -311,18 +322,29 @@ class Comparison:
     @property
     def goals(self) -> tuple[str, ...]:
         """Return the goals of any run, in the order of the rules."""
-        goals = set[str]()
+        of_rows = set[str]()
         for row in self.rows:
-            goals.update(outcome.goal for outcome in row.outcomes)
-        return tuple(goal for goal in RULES if goal in goals)
+            for outcome in row.outcomes:
+                of_rows.add(outcome.goal)
+        goals = []
+        for goal in RULES:
+            if goal in of_rows:
+                goals.append(goal)
+        return tuple(goals)
 
     @property
     def untried(self) -> tuple[str, ...]:
         """Return the goals for which no attack was tried on any run, nor is a model held."""
         answered = set[str]()
         for row in self.rows:
-            answered.update(o.goal for o in row.outcomes if o.tried or o.holders)
-        return tuple(goal for goal in self.goals if goal not in answered)
+            for outcome in row.outcomes:
+                if outcome.tried or outcome.holders:
+                    answered.add(outcome.goal)
+        goals = []
+        for goal in self.goals:
+            if goal not in answered:
+                goals.append(goal)
+        return tuple(goals)
 
 
 def compare(entries: Sequence[ComparedRun]) -> Comparison:
@@ -334,7 +356,8 @@ def compare(entries: Sequence[ComparedRun]) -> Comparison:
     references: list[tuple[str, LineUtility]] = []
     for entry in entries:
         final = entry.result.utility.final
-        references += [(entry.name, utility(final, line)) for line in reference_lines(entry.result)]
+        for line in reference_lines(entry.result):
+            references.append((entry.name, utility(final, line)))
     results = [entry.result for entry in entries]
     return Comparison(
         rows=rows,
@@ -456,19 +479,27 @@ def _outcomes(result: Result) -> Iterator[GoalOutcome]:
                     why = f"{clip(standing.adversary, 60)}: {standing.untested}"
                     top = replace(top, level="not-tested", because=why)
                     break
+        holders: dict[str, None] = {}
+        for finding in findings:
+            if holds_model(finding.cell):
+                holders[finding.cell.adversary] = None
         yield GoalOutcome(
             goal=goal,
             finding=top,
             tried=len(tried),
             conclusive=sum(f.level in SETTLED for f in tried),
             cells=len(findings),
-            holders=tuple(dict.fromkeys(f.cell.adversary for f in findings if holds_model(f.cell))),
+            holders=tuple(holders),
         )
 
 
 def _headlines(rows: Sequence[ComparisonRow]) -> Iterator[str]:
     """Yield one conclusion for each goal, leaks first; goals that were not tried come last and are never left out."""
-    for goal in dict.fromkeys(o.goal for row in rows for o in row.outcomes):
+    goals: dict[str, None] = {}
+    for row in rows:
+        for outcome in row.outcomes:
+            goals[outcome.goal] = None
+    for goal in goals:
         by_level: dict[str, list[str]] = {}
         for row in rows:
             level = "not-requested"
@@ -521,9 +552,14 @@ def _differences(results: Sequence[Result]) -> Iterator[str]:
         values = {repr(r.run.spec.get(field)) for r in results}
         if len(values) > 1:
             yield f"`{field}` of the spec"
-    if len({r.run.seed_commitment for r in results}) > 1:
+    commitments, versions, devices = set[str](), set[str](), set[str]()
+    for result in results:
+        commitments.add(result.run.seed_commitment)
+        versions.add(repr(sorted(result.run.versions.items())))
+        devices.add(result.run.device)
+    if len(commitments) > 1:
         yield "the seed, or the salt of its commitment: which records each client holds may differ"
-    if len({repr(sorted(r.run.versions.items())) for r in results}) > 1:
+    if len(versions) > 1:
         yield "the versions of the software"
-    if len({r.run.device for r in results}) > 1:
+    if len(devices) > 1:
         yield "the device"

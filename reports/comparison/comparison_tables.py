@@ -35,8 +35,25 @@ def comparison_csv(comparison: Comparison) -> str:
     body: list[list[Any]] = [[*_ABOUT, *_OUTCOME, *_COST]]
     for row in comparison.rows:
         about = [visible(row.entry.name), visible(row.entry.result.run.protocol), row.seeds]
+        entries = {entry.adversary: entry for entry in row.ledger}
+        unmeasured = ["", "", ""]
         outcomes: Sequence[GoalOutcome | None] = row.outcomes or (None,)
-        body += [[*about, *_outcome(outcome), *_cost(comparison, row, outcome)] for outcome in outcomes]
+        for outcome in outcomes:
+            entry = None if outcome is None else entries.get(outcome.adversary)
+            claim: list[Any] = ["", "", ""]
+            if entry is not None:
+                epsilon = math.inf if entry.epsilon is None else entry.epsilon
+                claim = [epsilon, entry.delta, visible(entry.cause)]
+            cost: list[Any] = [
+                comparison.measure,
+                *(row.learnt or unmeasured),
+                *(row.leaked or unmeasured),
+                row.size,
+                row.entry.result.run.rounds,
+                row.entry.seconds,
+                *claim,
+            ]
+            body.append([*about, *_outcome(outcome), *cost])
     return csv_text(body)
 
 
@@ -56,26 +73,6 @@ def _outcome(outcome: GoalOutcome | None) -> list[Any]:
     if key is None or not attack:
         return [*cells, "", "", "", "", ""]
     return [*cells, key.name, key.value, key.low, key.high, key.confidence]
-
-
-def _cost(comparison: Comparison, row: ComparisonRow, outcome: GoalOutcome | None) -> list[Any]:
-    """Return the cells of `_COST`."""
-    entries = {entry.adversary: entry for entry in row.ledger}
-    entry = None if outcome is None else entries.get(outcome.adversary)
-    claim: list[Any] = ["", "", ""]
-    unmeasured = ["", "", ""]
-    if entry is not None:
-        epsilon = math.inf if entry.epsilon is None else entry.epsilon
-        claim = [epsilon, entry.delta, visible(entry.cause)]
-    return [
-        comparison.measure,
-        *(row.learnt or unmeasured),
-        *(row.leaked or unmeasured),
-        row.size,
-        row.entry.result.run.rounds,
-        row.entry.seconds,
-        *claim,
-    ]
 
 
 # -- LaTeX ---------------------------------------------------------------------------------------------------------

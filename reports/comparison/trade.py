@@ -104,7 +104,9 @@ class _Axis:
         """Return both ends of the axis, in its own unit, with room beside the outermost marks."""
         values: list[float] = []
         for reach in filter(None, map(self.of, points)):
-            values += [self.unit(v) for v in (reach.value, reach.low, reach.high) if v is not None]
+            for value in (reach.value, reach.low, reach.high):
+                if value is not None:
+                    values.append(self.unit(value))
         values += map(self.unit, self.levels)
         low, high = min(values), max(values)
         room = 0.12 * (high - low) or (0.5 if self.bytes else 0.05 * self.scale)
@@ -145,8 +147,11 @@ def panels(
         words = "; ".join(f"{p.name[:40]}: {_said(x, p)}, {_said(y, p)}" for p in drawing.shown)
         description = f"{y.label} by {x.label.lower()}. {words}"
         chart = inline(drawing.document, f"trade-{number}", description)
-        absent = tuple(point.name for point in points if point not in drawing.shown)
-        charts.append(Panel(title=title, chart=chart, absent=absent, unnamed=drawing.unnamed))
+        absent = []
+        for point in points:
+            if point not in drawing.shown:
+                absent.append(point.name)
+        charts.append(Panel(title=title, chart=chart, absent=tuple(absent), unnamed=drawing.unnamed))
     return tuple(charts)
 
 

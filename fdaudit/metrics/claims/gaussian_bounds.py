@@ -161,7 +161,10 @@ def _family(design: OneRunDesign, coins: int) -> list[GuessNumber]:
         r = max(1, round(share * coins))
         at = (r, both and r > 1)
         parts[at] = parts.get(at, 0.0) + part
-    return [GuessNumber(guesses=r, both=both, share=part) for (r, both), part in parts.items()]
+    family = []
+    for (r, both), part in parts.items():
+        family.append(GuessNumber(guesses=r, both=both, share=part))
+    return family
 
 
 def _refuted(correct: int, guesses: int, canaries: int, mu: float, level: float) -> bool:

@@ -106,21 +106,14 @@ def score_records(gallery: Gallery, probes: Sequence[Probe], counts: Sequence[Ma
             if probe.labels is not None:
                 own = own[:, probe.labels == group]
             if own.shape[1]:
-                best[k][:, rows], margin[k][:, rows] = _best_and_margin(own, counts[k].get(group, 0))
+                ordered = largest = -np.sort(-own, axis=1)
+                count = counts[k].get(group, 0)
+                # If half as many guesses as a class has records all are its average, there is no margin.
+                if count >= _AVERAGE:
+                    largest = ordered[:, : (count + 1) // 2]
+                best[k][:, rows] = ordered[:, 0]
+                margin[k][:, rows] = ordered[:, 0] - largest.mean(1)
     return Scores(tuple(alike), best, margin, gallery.groups, gallery.pictures)
-
-
-def _best_and_margin(alike: Floats, count: int) -> tuple[Floats, Floats]:
-    """Return the largest resemblance (d, N) of (d, m, N), and its margin over the mean of the largest ones.
-
-    The mean is over all guesses. For a class with many true records it is over half as many guesses as there are such
-    records: if these guesses all are the class's average, there is no margin.
-    """
-    ordered = -np.sort(-alike, axis=1)
-    largest = ordered
-    if count >= _AVERAGE:
-        largest = ordered[:, : (count + 1) // 2]
-    return ordered[:, 0], ordered[:, 0] - largest.mean(1)
 
 
 def score_identities(

@@ -133,7 +133,9 @@ class _Test:
             rows = np.flatnonzero(scores.groups == group)
             scored = ~np.isnan(scores.best[:, 0][:, rows])
             rows = rows[scored.any(0)]
-            own = [np.flatnonzero(np.isin(rows, p.rows) & scored[k].any()) for k, p in enumerate(probes)]
+            own = []
+            for k, probe in enumerate(probes):
+                own.append(np.flatnonzero(np.isin(rows, probe.rows) & scored[k].any()))
             total = sum(map(len, own))
             kinds = np.unique(scores.kinds[rows], return_inverse=True)[1].reshape(-1)
             if not total or len(rows) == total or len(np.unique(kinds)) < 2:
@@ -192,7 +194,10 @@ class _Test:
 
     def _draw(self, n: int, generator: np.random.Generator) -> dict[int, list[Integers]]:
         """Draw records in place of the true ones `n` times; return places (n, size) by target and set."""
-        places: dict[int, list[Integers]] = {k: [] for k, sets in enumerate(self.sets) if sets}
+        places: dict[int, list[Integers]] = {}
+        for k, sets in enumerate(self.sets):
+            if sets:
+                places[k] = []
         for group, rows in self.rows.items():
             order = generator.permuted(np.tile(np.arange(len(rows)), (n, 1)), axis=1)
             for k, sets in enumerate(self.sets):
@@ -203,24 +208,24 @@ class _Test:
 
     def _statistic(self, who: Sequence[int], draws: Mapping[int, Sequence[Integers]]) -> Floats:
         """Return both statistics by every distance, (2 x distances, n), summed over targets."""
-        total: Floats = np.sum([self._of_target(k, draws[k]) for k in who], axis=0)
+        by_target = []
+        for k in who:
+            probe, alone = self.probes[k], list[Floats]()
+            apart, margins = np.zeros((2, len(self.distances), len(draws[k][0])))
+            for one, places in zip(self.sets[k], draws[k], strict=True):
+                best, margin = self._values[k][one.group]
+                values = best[:, places] - best.mean(1)[:, None, None]
+                if probe.labels is None and len(probe.guess) == 1:
+                    alone.append(values)
+                elif places.shape[1] > 1 or probe.labels is not None:
+                    apart += _apart(values)
+                if probe.labels is None and len(probe.guess) > 1:
+                    margins += margin[:, places].sum(-1)
+            if alone:
+                apart += _apart(np.concatenate(alone, -1))
+            by_target.append(np.concatenate([margins, apart]))
+        total: Floats = np.sum(by_target, axis=0)
         return total
-
-    def _of_target(self, k: int, draws: Sequence[Integers]) -> Floats:
-        probe, alone = self.probes[k], list[Floats]()
-        apart, margins = np.zeros((2, len(self.distances), len(draws[0])))
-        for one, places in zip(self.sets[k], draws, strict=True):
-            best, margin = self._values[k][one.group]
-            values = best[:, places] - best.mean(1)[:, None, None]
-            if probe.labels is None and len(probe.guess) == 1:
-                alone.append(values)
-            elif places.shape[1] > 1 or probe.labels is not None:
-                apart += _apart(values)
-            if probe.labels is None and len(probe.guess) > 1:
-                margins += margin[:, places].sum(-1)
-        if alone:
-            apart += _apart(np.concatenate(alone, -1))
-        return np.concatenate([margins, apart])
 
     def _p_values(
         self,
@@ -246,10 +251,12 @@ class _Test:
                     p[i] = _EXCEEDANCES / (count + int(as_good[missing - 1]) + 1)
                 reached[i] += len(as_good)
             count += n
-        return [
-            exceedance(r, _MOST_DRAWS) if value is None else value
-            for r, value in zip(reached, p, strict=True)
-        ]
+        values = []
+        for r, value in zip(reached, p, strict=True):
+            if value is None:
+                value = exceedance(r, _MOST_DRAWS)
+            values.append(value)
+        return values
 
     def _hits(self, k: int, draws: Sequence[Integers]) -> tuple[Integers, Integers]:
         """Count the items of a target that each distance identifies (d, n), and the items with a gallery (n,)."""
@@ -282,7 +289,10 @@ class _Test:
             outside = ~self._same_kind(one.group, one.places[None])[0]
             kinds = self.kinds[one.group]
             # Records of one kind count as one: the best of them.
-            others = np.array([values[outside & (kinds == kind)].max() for kind in np.unique(kinds[outside])])
+            largest = []
+            for kind in np.unique(kinds[outside]):
+                largest.append(values[outside & (kinds == kind)].max())
+            others = np.array(largest)
             if not len(others):
                 continue
             places = one.places

@@ -158,9 +158,14 @@ def relabelled_p_value(
     of, judged = integers(claimed, "claimed"), integers(taken, "taken")
     if not np.isin(of, list(chain.from_iterable(withheld))).all():
         raise UsageError("withheld", withheld, "leaves out a class that is claimed", "Name all of them.")
-    tables = [_table(of, judged, np.sort(np.array(one, dtype=np.int64))) for one in withheld if len(one)]
-    # A name falls on each class of its set with the same chance.
-    expected = sum(float(t.sum()) / len(t) for t in tables) / len(of)
+    tables, by_chance = [], 0.0
+    for one in withheld:
+        if len(one):
+            table = _table(of, judged, np.sort(np.array(one, dtype=np.int64)))
+            tables.append(table)
+            # A name falls on each class of its set with the same chance.
+            by_chance += float(table.sum()) / len(table)
+    expected = by_chance / len(of)
     reached = int((of == judged).sum())
     if all(math.factorial(len(t)) <= _MOST_EXACT for t in tables):
         # Sets are named independently: the numbers of right guesses add, so their distributions convolve.
@@ -310,9 +315,12 @@ def _frechet(
     labels = _labels(targets)
     records, guesses = {}, {}
     for c in labels:
-        own = torch.cat([t.records[t.place(c)] for t in targets if c in t.labels])
-        claimed = torch.cat([t.guess[torch.from_numpy(t.labels == c)] for t in targets])
-        records[c], guesses[c] = judge.features(own), judge.features(claimed)
+        own, claimed = [], []
+        for t in targets:
+            if c in t.labels:
+                own.append(t.records[t.place(c)])
+            claimed.append(t.guess[torch.from_numpy(t.labels == c)])
+        records[c], guesses[c] = judge.features(torch.cat(own)), judge.features(torch.cat(claimed))
     names = ("labelled_frechet", "labelled_frechet_prior")
     usable = [c for c in labels if len(records[c]) >= 2]
     note = (

@@ -267,7 +267,9 @@ def _prior(
             pool = priors.of(label)
             # Labels that are unknown may be those of any class.
             pools[label] = (pool, pool.labels is None or label in pool.labels)
-    chosen = {case: _choose(*case, tuple(measures)) for case in dict.fromkeys(pools.values())}
+    chosen = {}
+    for case in dict.fromkeys(pools.values()):
+        chosen[case] = _choose(*case, tuple(measures))
     played = {}
     for q in measures:
         played[q.name] = tuple(sorted({c[q.name] for c in chosen.values()}))

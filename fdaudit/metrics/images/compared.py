@@ -156,7 +156,8 @@ class Compared:
         scores = []
         for j, (target, batch, truth, guess) in enumerate(self.places):
             likeness: dict[str, Any] = {"ssim": None, "lpips": None, "psnr_prior": None}
-            likeness |= {name: float(values[j]) for name, values in self.likeness.items()}
+            for name, values in self.likeness.items():
+                likeness[name] = float(values[j])
             if self.prior is not None:
                 likeness["psnr_prior"] = float(self.prior["psnr"][:, j].mean())
             scores.append(ImageScore(target=target, batch=batch, truth=truth, guess=guess, **likeness))
@@ -225,7 +226,9 @@ class Compared:
             luckiest = float(prior.max(1).mean())
             note = f"highest of {n}, mean over {len(prior)} draws: compare psnr_max with this"
             figures.append(Figure(name="psnr_prior_max", value=luckiest, unit="dB", n=n, note=note))
-        means = {name: float(psnrs[owner == name].mean()) for name in sorted(set(owner.tolist()))}
+        means: dict[str, float] = {}
+        for name in sorted(set(owner.tolist())):
+            means[name] = float(psnrs[owner == name].mean())
         if len(means) > 1:
             worst = max(means, key=lambda name: means[name])
             note = f"{worst}, highest mean of {len(means)} targets"

@@ -72,11 +72,13 @@ def load_lpips(directory: Path | None = None) -> torch.nn.Module:
             state[f"net.slice{part}.{layer}.{kind}"] = backbone[f"features.{layer}.{kind}"]
     missing, unexpected = network.load_state_dict(state, strict=False)
     # `lins` repeats `lin0` ... `lin4`, and the scaling constants are the package's own.
-    missing = [key for key in missing if not key.startswith(("lins.", "scaling_layer."))]
-    if missing or unexpected:
-        raise WeightsUnavailableError(
-            "lpips", [*missing, *unexpected], "are layers that do not fit", "Install lpips 0.1.4."
-        )
+    unfit = []
+    for key in missing:
+        if not key.startswith(("lins.", "scaling_layer.")):
+            unfit.append(key)
+    unfit += unexpected
+    if unfit:
+        raise WeightsUnavailableError("lpips", unfit, "are layers that do not fit", "Install lpips 0.1.4.")
     return _frozen(network)
 
 

@@ -227,7 +227,10 @@ def _prior(
             # One draw of a strategy that does not vary stands for all.
             values[-1][q.name] = likeness.numpy().repeat(_DRAWS // len(draws), axis=0)
             played[q.name].add(strategy)
-    return one_after_another(values), {name: tuple(sorted(used)) for name, used in played.items()}
+    strategies: dict[str, tuple[str, ...]] = {}
+    for name, used in played.items():
+        strategies[name] = tuple(sorted(used))
+    return one_after_another(values), strategies
 
 
 def _notes(batches: list[_Batch], psnrs: Floats) -> dict[str, str]:

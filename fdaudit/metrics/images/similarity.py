@@ -117,8 +117,10 @@ def match(guess: ArrayLike, truth: ArrayLike) -> torch.Tensor:
     guessed, true = images(guess, "guess"), images(truth, "truth")
     same_shape(guessed, true, count=False)
     # Differences, not |a|² + |b|² - 2ab: near-exact guesses would drown in cancellation.
-    cost = torch.stack([(guessed - image).square().flatten(1).mean(1) for image in true])
-    rows, columns = linear_sum_assignment(cost.numpy())
+    cost = []
+    for image in true:
+        cost.append((guessed - image).square().flatten(1).mean(1))
+    rows, columns = linear_sum_assignment(torch.stack(cost).numpy())
     permutation = torch.full((len(true),), -1, dtype=torch.int64)
     permutation[torch.from_numpy(rows)] = torch.from_numpy(columns)
     return permutation

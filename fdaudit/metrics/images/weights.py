@@ -122,7 +122,10 @@ def same_weights(path: Path) -> str | None:
         OSError: the file cannot be read.
     """
     digest = hashlib.sha256(read_file(path, TENSOR_BYTES)).hexdigest()
-    return next((name for name, pin in PINS.items() if pin.sha256 == digest), None)
+    for name, pin in PINS.items():
+        if pin.sha256 == digest:
+            return name
+    return None
 
 
 def load_weights(name: str, directory: Path | None = None) -> dict[str, torch.Tensor]:

@@ -161,10 +161,11 @@ def score_rows(
     figures = {"cells_right": mean_figure("cells_right", right, generator, unit="fraction")}
     priors, prior = list[Floats](), None
     if len(auxiliary[0]):
-        priors = [_typical(one.labels, auxiliary, columns) for one in recovered]
-        shares = [
-            right_cells(p, one.truth, columns).mean(1) for p, one in zip(priors, recovered, strict=True)
-        ]
+        shares = []
+        for one in recovered:
+            typical = _typical(one.labels, auxiliary, columns)
+            priors.append(typical)
+            shares.append(right_cells(typical, one.truth, columns).mean(1))
         prior = float(np.concatenate(shares).mean())
         note = "of the value that most auxiliary rows of the class share, in each column"
         figures["cells_right_prior"] = Figure(

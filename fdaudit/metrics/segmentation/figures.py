@@ -117,9 +117,9 @@ def constant_dice(true: ArrayLike) -> float:
         true: (n, h, w) true classes.
     """
     _, truth = masks_of(true, true, 3)
-    answers = [np.full(truth.shape[1:], c) for c in {0, *np.unique(truth).tolist()}]
     means = []
-    for answer in answers:
+    for c in {0, *np.unique(truth).tolist()}:
+        answer = np.full(truth.shape[1:], c)
         by_image = [dice(answer, mask) for mask in truth]
         means.append(float(np.mean(by_image)))
     return max(means)

@@ -72,9 +72,12 @@ def score_texts(
         `token_gain` with p. If texts were guessed, `rouge_1`, `rouge_2`, `rouge_l` and `positions_right`, means over
         texts, each with its prior.
     """
-    scores = np.array([bag_scores(r.words, bag(r.truth)) for r in recovered])
-    precision, recall, f1 = scores.mean(0).tolist()
-    prior = float(np.mean([_prior(auxiliary, r, generator) for r in recovered]))
+    scores, priors = [], []
+    for victim in recovered:
+        scores.append(bag_scores(victim.words, bag(victim.truth)))
+        priors.append(_prior(auxiliary, victim, generator))
+    precision, recall, f1 = np.array(scores).mean(0).tolist()
+    prior = float(np.mean(priors))
     figures = {}
     for name, value, note in (
         ("token_f1", f1, ""),
@@ -162,9 +165,11 @@ def _in_order(
     """Return the figures of guessed texts, and of as many auxiliary texts in their place."""
     rows = []
     samples = []
-    victims = [(r.texts, r.truth) for r in recovered if r.texts is not None]
-    for texts, truth in victims:
-        rows += _rows(texts, truth)
+    victims = []
+    for victim in recovered:
+        if victim.texts is not None:
+            victims.append((victim.texts, victim.truth))
+            rows += _rows(victim.texts, victim.truth)
     if not victims:
         return {}
     figures = {}
