@@ -21,7 +21,7 @@ __all__ = ["can_rehearse", "guesses", "sent_by", "uniform"]
 
 def sent_by(view: View, targets: Sequence[str], kinds: Sequence[str]) -> Applicability:
     """Check that a message of one of these kinds from one of these clients is in view, with its payload."""
-    messages = list[Message]()
+    messages: list[Message] = []
     for m in view.messages:
         if m.kind in kinds and m.sender in targets:
             messages.append(m)

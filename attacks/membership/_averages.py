@@ -159,7 +159,7 @@ def ensembles_of(
         most: samples of one, at most; evenly spread.
     """
     form = _form(view.hyperparameters)
-    messages = list[Message]()
+    messages: list[Message] = []
     for m in view.messages:
         if m.kind in ("ensemble_labels", "vote_counts") and m.payload:
             messages.append(m)

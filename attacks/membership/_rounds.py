@@ -201,7 +201,7 @@ def lesson_of(view: View, knowledge: Knowledge, client: str, now: int) -> Lesson
     """Return what a client learnt from in a round; None where the view or the configuration does not tell."""
     public, samples = view.hyperparameters, knowledge.public
     configured = isinstance(public.get("lr"), (int, float)) and isinstance(public.get("batch_size"), int)
-    messages = list[Message]()
+    messages: list[Message] = []
     for m in view.select(kind="ensemble_labels", round=now):
         if client in m.receivers:
             messages.append(m)

@@ -195,7 +195,7 @@ def _generators(view: View, knowledge: Knowledge, makes: str = "images") -> tupl
     if knowledge.generator is None or knowledge.generator.makes != makes:
         return ()
     forms = forms_of(view, knowledge)
-    messages = list[Message]()
+    messages: list[Message] = []
     for m in with_payload(view.select(kind="generator_parameters")):
         if not forms.misfit(m):
             messages.append(m)
