@@ -180,7 +180,9 @@ def machine() -> str:
     capability = torch.backends.cpu.get_cpu_capability()
     info, kind = Path("/proc/cpuinfo"), list[str]()
     if info.exists():
-        kind = re.findall(r"(?m)^(?:vendor_id|cpu family|model)\s*:\s*(.+)$", info.read_text(encoding="utf-8"))[:3]
+        kind = re.findall(
+            r"(?m)^(?:vendor_id|cpu family|model)\s*:\s*(.+)$", info.read_text(encoding="utf-8")
+        )[:3]
     processor = " ".join(kind) or platform.processor()
     return f"{platform.machine()}, {processor}, {capability}, PyTorch {torch.__version__}"
 
