@@ -192,6 +192,11 @@ def _ledger(claims: Claims, evidence: Evidence, result: Any) -> None:
             claims.equal((*where, "epsilon"), claim[0], relative=EPSILON)
             claims.equal((*where, "contributions", 0, "charges"), claim[1])
             claims.equal((*where, "contributions", 0, "epsilon"), claim[0], relative=EPSILON)
+        # The noise is each client's own: whoever else departs, its training costs the same.
+        for j, case in enumerate(entry.get("against", ())):
+            others = len(evidence.clients) - 1 if case["departs"] == "client" else 1
+            claims.equal((*where, "against", j, "number"), others)
+            claims.equal((*where, "against", j, "epsilon"), claim[0], relative=EPSILON)
 
 
 def _first_upload(evidence: Evidence, adversary: str) -> int:
